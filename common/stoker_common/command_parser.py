@@ -1,15 +1,15 @@
-"""Parser of a command's flags that suggests a similar flag for an unknown one."""
+"""Parser of a command's flags with short messages, which suggest a similar flag for an unknown one."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` whose message about an unknown flag names a similar one."""
+    """An ``ArgumentParser`` whose messages omit the usage, and name a similar flag for an unknown one."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """See ``ArgumentParser``; the process exits with code 2 if an argument is unknown."""
@@ -17,6 +17,10 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
         return options
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, as ``stoker serve`` prints its own, and exit with code 2."""
+        self.exit(2, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
 
     def _hint(self, unknown: Sequence[str]) -> str:
         """Return a suggestion for the first unknown flag; empty if no flag is similar."""

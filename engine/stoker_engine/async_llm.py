@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError, StokerError
+from stoker_engine.architectures.model_config import read_config
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
@@ -431,6 +432,8 @@ class AsyncLLM:
         is imported."""
         try:
             model = locate_model(self.args) if self._found_files is None else Path(self._found_files.result().model)
+            if model.is_dir():
+                read_config(model)  # otherwise a folder that is no model would be reported to lack a tokenizer
             self.files.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
             path = locate_tokenizer(self.args, model)
             tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)

@@ -36,3 +36,19 @@ def test_unknown_flags_are_refused_with_a_similar_flag(
 def test_known_flags_are_parsed() -> None:
     options = parser().parse_args(["--port", "8", "create", "--expires-in", "1d"])
     assert (options.port, options.expires_in) == (8, "1d")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--port=x"], "stoker test: argument --port: invalid int value: 'x'\nTry 'stoker test --help'.\n"),
+        (["create", "--expires-in"], "stoker test create: argument --expires-in: expected one argument\nTry 'stoker t"),
+    ],
+)
+def test_errors_have_no_usage(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parser().parse_args(words)
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(expected)
+    assert error.count("\n") == 2

@@ -162,6 +162,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: config.json is missing, or one of the files is invalid.
     """
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} is an adapter (adapter_config.json), not a model; "
+            "merge it into its base model first (PEFT's merge_and_unload, then save_pretrained)"
+        )
     config = _read_json(folder / "config.json")
     if (folder / "generation_config.json").is_file():
         generation = _read_json(folder / "generation_config.json")

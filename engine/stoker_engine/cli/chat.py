@@ -1,4 +1,8 @@
-"""``stoker chat``: chat with a served model in a terminal. ``--quick`` asks one question, for scripts."""
+"""``stoker chat``: chat with a served model in a terminal. ``--quick`` asks one question, for scripts.
+
+Without a terminal the lines of the input are the questions, only answers are printed, and the first error ends the
+chat.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,12 @@ class ChatArgs:
         None,
     )
     temperature: float | None = flag("sampling temperature; default: the server's", None)
+    stop: tuple[str, ...] = flag(
+        r"texts that end an answer and are left out of it; \n is a line break, so --stop '\nUser:' keeps a base model "
+        "from writing your next question",
+        (),
+        repeatable=True,
+    )
     max_tokens: int = flag("maximum tokens of an answer; 0: only the model's context limits it", 1024)
     api_key: str | None = flag(
         "the server's API key; preferably in the environment: STOKER_API_KEY, VLLM_API_KEY or OPENAI_API_KEY", None
@@ -52,8 +62,13 @@ def _until_left(arguments: list[str]) -> int:
     try:
         return _main(arguments)
     except (KeyboardInterrupt, EOFError):
-        print()
+        if _in_terminal():
+            print()
         return 0
+
+
+def _in_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _main(arguments: list[str]) -> int:
@@ -93,18 +108,24 @@ class _Conversation:
     tools: Tools | None
 
     def run(self) -> int:
-        """Chat until `EOFError`, or ask only the question of ``--quick``; return the exit code."""
+        """Chat until `EOFError`, or ask only the question of ``--quick``; return the exit code.
+
+        Raises:
+            StokerError: an answer failed, with ``--quick`` or without a terminal.
+        """
         messages: list[dict[str, Any]] = []
         if self.args.system_prompt:
             messages.append({"role": "system", "content": self.args.system_prompt})
         if self.args.quick is not None:
             self._ask(messages, self.args.quick)
             return 0
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - gives `input` line editing and a history
-        print(f"chatting with {self.model}; Ctrl-D exits, Ctrl-C stops an answer")
+        in_terminal = _in_terminal()
+        if in_terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - gives `input` line editing and a history
+            print(f"chatting with {self.model}; Ctrl-D exits, Ctrl-C stops an answer")
         while True:
-            question = input("> ")
+            question = input("> " if in_terminal else "")
             before = len(messages)
             try:
                 self._ask(messages, question)
@@ -112,6 +133,8 @@ class _Conversation:
                 print_piece("\n")
                 del messages[before:]
             except StokerError as error:
+                if not in_terminal:
+                    raise
                 print(f"stoker chat: {error}", file=sys.stderr)
                 del messages[before:]
 
@@ -135,6 +158,8 @@ class _Conversation:
         body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
         if self.args.temperature is not None:
             body["temperature"] = self.args.temperature
+        if self.args.stop:
+            body["stop"] = [text.replace("\\n", "\n") for text in self.args.stop]
         if self.tools is not None:
             body["tools"] = self.tools.definitions
         answer = self._limited(body) if self.args.max_tokens else stream(self.client, body)

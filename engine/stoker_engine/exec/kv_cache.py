@@ -262,9 +262,34 @@ def _memory_use(
             f"{_gib(use.activations)} + runtime {_gib(use.allowances)} + a block of the KV cache; "
             f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
         )
+    if is_fixed:
+        block = max(memory.stage_block_bytes(config, numbers, layout.sharding))
+        _check_fixed_size(args, use, block, usable_device.memory_bytes)
     if use.adapters:
         logger.info("memory of %s", _of_adapters(use, numbers.adapters).removesuffix(" + "))
     return use
+
+
+def _check_fixed_size(args: EngineArgs, use: memory.MemoryUse, block: int, memory_bytes: int) -> None:
+    """Check that a cache of a stated size fits into a rank's memory beside weights and adapters.
+
+    Args:
+        block: bytes of a block on the stage where it is largest.
+
+    Raises:
+        OutOfMemoryError: it does not; with the largest size that does.
+    """
+    room = memory_bytes - use.weights - use.adapters
+    if args.num_gpu_blocks_override is not None:
+        flag, size, limit = "--num-gpu-blocks-override", use.num_blocks * block, f"{room // block}"
+    else:
+        flag, size, limit = "--kv-cache-memory-bytes", use.kv_cache, f"{room >> 20}M"
+    if size > room:
+        raise OutOfMemoryError(
+            f"a KV cache of {_gib(size)} does not fit: {_gib(memory_bytes)} of memory also hold weights of "
+            f"{_gib(use.weights)}{f' and adapters of {_gib(use.adapters)}' if use.adapters else ''}; "
+            f"lower {flag} to at most {limit}"
+        )
 
 
 def _adapters(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> memory.AdapterNumbers | None:

@@ -140,11 +140,6 @@ def _gguf(path: Path, quantization: str | None) -> Checkpoint:
 
 
 def _folder(path: Path, args: EngineArgs) -> Checkpoint:
-    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        raise ModelError(
-            f"{path} is an adapter (adapter_config.json), not a model; "
-            "merge it into its base model first (PEFT's merge_and_unload, then save_pretrained)"
-        )
     raw_config = read_config(path)
     card = card_of_folder(path)
     architectures = Fields(raw_config, {}).items("architectures", str)

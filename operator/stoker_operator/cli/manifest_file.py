@@ -32,8 +32,10 @@ def read_text(filename: str) -> str:
     """
     try:
         return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(Violation(filename, f"cannot be read: {error}")) from None
+    except OSError as error:
+        raise Refused(Violation(filename, f"cannot be read: {error.strerror}")) from None
+    except UnicodeDecodeError as error:
+        raise Refused(Violation(filename, f"cannot be read: it is not UTF-8 ({error.reason})")) from None
 
 
 def load(filename: str, catalogue: Catalogue) -> list[InferenceEndpoint]:
@@ -42,7 +44,7 @@ def load(filename: str, catalogue: Catalogue) -> list[InferenceEndpoint]:
     Raises:
         Refused: the file cannot be read, or an endpoint is invalid.
     """
-    return [parse_planned(document, catalogue) for document in documents(read_text(filename))]
+    return [parse_planned(document, catalogue) for document in documents(read_text(filename), filename)]
 
 
 def parse_planned(document: Any, catalogue: Catalogue) -> InferenceEndpoint:

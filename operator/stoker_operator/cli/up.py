@@ -18,6 +18,8 @@ from typing import Final
 
 from stoker_common.command_parser import CommandParser
 from stoker_common.model_source import ModelSource
+from stoker_common.subprocesses.host_memory import host_memory
+from stoker_operator.api.quantity import amount
 from stoker_operator.api.rule import violations
 from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
 from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
@@ -49,6 +51,9 @@ CLUSTER_FIELDS = (
     "monitoring",
     "routing",
 )
+
+#: The field of which a CPU's memory limit has an effect on one machine, too.
+RESOURCES: Final = "spec.hardware.resources"
 
 #: Maximum number of characters of an argument, such as a chat template, in the printed command.
 SHOWN: Final = 120
@@ -126,7 +131,9 @@ def prepare(
     if problem:
         raise Refused(Violation("spec.hardware.accelerator", problem, "run it on the CPU with --accelerator cpu"))
     template = spec.model.chat_template.value if spec.model.chat_template else None
-    settings = spec.engine.model_copy(update={"args": [*engine.local_args, *(spec.engine.args or [])] or None})
+    unused = [each for name in unused for each in (unused_resources(spec, planned) if name == RESOURCES else [name])]
+    words = [*engine.local_args, *kv_cache_args(spec, planned), *(spec.engine.args or [])]
+    settings = spec.engine.model_copy(update={"args": words or None})
     started = engine.invocation(
         spec.model_copy(update={"engine": settings}),
         planned,
@@ -154,6 +161,36 @@ def plan_here(spec: Spec, catalogue: Catalogue) -> Plan:
     """
     engine = spec.engine.model_copy(update={"image": spec.engine.image or "none"})
     return plan(spec.model_copy(update={"engine": engine}), catalogue, local_config(spec))
+
+
+def memory_limit(spec: Spec) -> int | None:
+    """Return the memory limit in bytes of a container on a CPU; None without one, and on accelerators."""
+    resources = spec.hardware.resources
+    limit = (resources.limits or {}).get("memory") if resources else None
+    return int(amount(limit)) if limit is not None and spec.hardware.accelerator == CPU else None
+
+
+def kv_cache_args(spec: Spec, planned: Plan) -> list[str]:
+    """Return the flag that makes the KV cache as large as in a pod with the spec's memory limit.
+
+    In a pod, Stoker's engine derives that size from the container's limit. On this machine there is no such limit, so
+    that the cache could be larger than planned. If the limit exceeds the machine's memory, the engine derives the size
+    from that.
+    """
+    limit, estimate = memory_limit(spec), planned.estimate
+    if spec.engine.runtime != "stoker" or limit is None or limit >= host_memory() or estimate is None:
+        return []  # vLLM always gets the planned size on a CPU
+    return [] if estimate.kv_bytes_per_gpu is None else [f"--kv-cache-memory-bytes={estimate.kv_bytes_per_gpu}"]
+
+
+def unused_resources(spec: Spec, planned: Plan) -> list[str]:
+    """Return the parts of ``spec.hardware.resources`` that have no effect: all but the memory limit that the plan of a
+    CPU uses."""
+    resources = spec.hardware.resources
+    if resources is None or memory_limit(spec) is None or planned.estimate is None:
+        return [RESOURCES]
+    limits = [f"{RESOURCES}.limits[{name}]" for name in resources.limits or {} if name != "memory"]
+    return limits + [f"{RESOURCES}.{name}" for name in ("requests", "claims") if getattr(resources, name)]
 
 
 def program(engine: Runtime) -> list[str]:

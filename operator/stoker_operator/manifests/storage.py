@@ -113,7 +113,7 @@ def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation |
     return Violation(
         "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
         f"a volume cannot shrink, and this one has {has}",
-        f"request at least {requested}",
+        f"request more than {has}" if amount(requested) > amount(has) else f"request at least {requested}",
         reason="Immutable",
     )
 

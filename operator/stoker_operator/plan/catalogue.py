@@ -5,6 +5,7 @@ An administrator's file of the same form may add entries and replace fields of e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from stoker_engine.contract.names import Device
+from stoker_operator.api.validation_error import violation_of
 from stoker_operator.api.violation import Refused, Violation
 
 #: Node label with the product of NVIDIA's devices, and suffix of the keys of their time-sliced shares.
@@ -128,8 +130,8 @@ class Catalogue(BaseModel):
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise Refused(Violation(field, f"the file cannot be read: {error}")) from None
         except ValidationError as error:
-            faults = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-            raise Refused(*(Violation(field, fault) for fault in faults)) from None
+            faults = (violation_of(dict(item), cls) for item in error.errors())
+            raise Refused(*(replace(fault, field=f"{field}: {fault.field}") for fault in faults)) from None
 
     def accelerator(self, key: str) -> Accelerator:
         """Return the accelerator called `key`.
@@ -142,11 +144,14 @@ class Catalogue(BaseModel):
         shared = self._share(key)
         if shared is not None:
             return shared
+        similar = sorted(each for each in self.accelerators if key in each)
+        others = f"did you mean {' or '.join(similar)}? If not, " if similar else ""
         raise Refused(
             Violation(
                 "spec.hardware.accelerator",
                 f"{key} is not in the accelerator catalogue",
-                f"use one of {', '.join(sorted(self.accelerators))}, or add it in the Helm chart's value `catalogue`",
+                f"{others}use one of {', '.join(sorted(self.accelerators))}, or add it in the Helm chart's value "
+                "`catalogue`",
                 reason="UnknownAccelerator",
             )
         )

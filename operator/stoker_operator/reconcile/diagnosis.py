@@ -45,6 +45,8 @@ _FOREIGN: Final = (
 )
 #: A Python exception's name and message in a log, up to the next line with vLLM's prefix of a process, or to the end.
 _EXCEPTION: Final = re.compile(r"^[\w.]*(?:Error|Exception): .*?(?=^\(\w+ pid=|\Z)", re.MULTILINE | re.DOTALL)
+#: What an engine with accelerators reports if the container's memory ran out, and not an accelerator's.
+_CONTAINER_MEMORY: Final = re.compile(r"container's memory|\bMemoryError|can't allocate memory")
 _REMEDY: Final = {
     Reason.MODEL_NOT_FOUND: "check spec.model.source and revision, and tokenSecretRef if the model is private",
     Reason.MODEL_ACCESS_DENIED: "name a Secret with a hub token that may read the model in spec.model.tokenSecretRef",
@@ -227,10 +229,14 @@ def _ended(pod: Pod, engine: Container) -> Diagnosis:
     # A process killed for memory in its first second may be reported without the reason OOMKilled.
     killed = engine.exit_reason == "OOMKilled" or (engine.exit_code == 137 and not message)
     if killed or reason is Reason.OUT_OF_MEMORY:
+        on_accelerator = bool(pod.requests) and not killed and not _CONTAINER_MEMORY.search(message)
+        what, raised = "it has", "raise spec.hardware.resources.limits.memory"
+        if on_accelerator:
+            what, raised = "its accelerators have", "use more accelerators or larger ones (spec.hardware)"
         return Diagnosis(
             "OOMKilled",
-            f"the engine of pod {pod.name} needs more memory than it has{'' if killed else f': {_end(message)}'}; "
-            "raise spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
+            f"the engine of pod {pod.name} needs more memory than {what}{'' if killed else f': {_end(message)}'}; "
+            f"{raised}, or lower spec.engine.maxModelLen or maxNumSeqs",
         )
     if reason in _REMEDY:
         # A message of Stoker's engine already names a remedy, which is more specific.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import runpy
 from collections.abc import Callable
@@ -156,18 +157,23 @@ def test_a_model_that_does_not_stop_calling_is_stopped(run: Run, capsys: pytest.
     assert "without answering" in capsys.readouterr().err
 
 
+class Terminal(io.StringIO):
+    """A terminal in which lines are typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def type_in_terminal(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let input and output be a terminal in which `text` is typed."""
+    monkeypatch.setattr("sys.stdin", Terminal(text))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+
+
 def test_too_many_tool_rounds_end_only_the_turn(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    questions = iter(["first", "second"])
-
-    def ask(prompt: str) -> str:
-        try:
-            return next(questions)
-        except StopIteration:
-            raise EOFError from None
-
-    monkeypatch.setattr("builtins.input", ask)
+    type_in_terminal(monkeypatch, "first\nsecond\n")
     calls = [calling(("calculate", '{"expression": "1"}'))] * chat.MAX_ROUNDS
     code, requests = run([*calls, [{"content": "two"}]], f"--tools={EXAMPLE}")
     assert (code, len(requests)) == (0, chat.MAX_ROUNDS + 1)
@@ -175,6 +181,39 @@ def test_too_many_tool_rounds_end_only_the_turn(
     captured = capsys.readouterr()
     assert "without answering" in captured.err
     assert "two" in captured.out
+
+
+def test_without_a_terminal_only_answers_are_printed(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    code, requests = run([[{"content": "1"}], [{"content": "2"}]])
+    assert (code, capsys.readouterr().out) == (0, "1\n2\n")
+    assert [message["content"] for message in requests[1]["messages"]] == ["one", "1", "two"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\nthree\n"))
+    code, requests = run([[{"content": "1"}], refusal(400, "no")])
+    captured = capsys.readouterr()
+    assert (code, len(requests), captured.out) == (1, 2, "1\n")
+    assert captured.err == "stoker chat: the server returned 400: no\n"
+
+
+def test_in_a_terminal_an_error_ends_only_the_turn(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in_terminal(monkeypatch, "first\nsecond\n")
+    code, _ = run([refusal(400, "no"), [{"content": "2"}]])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "stoker chat: the server returned 400: no\n")
+    assert captured.out == "chatting with tiny; Ctrl-D exits, Ctrl-C stops an answer\n> > 2\n> \n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [([], None), (["--stop", "\\nUser:", "end"], ["\nUser:", "end"]), (["--stop=a", "--stop=b\n"], ["a", "b\n"])],
+)
+def test_stop_texts_are_sent(run: Run, words: list[str], expected: list[str] | None) -> None:
+    _, [request] = run([[{"content": "hi"}]], "--quick=?", *words)
+    assert request.get("stop") == expected
 
 
 @pytest.mark.parametrize(

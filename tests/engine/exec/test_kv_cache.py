@@ -11,6 +11,7 @@ import torch
 from stoker_common.errors import OutOfMemoryError
 from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.contract.argv import human_int
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
 from stoker_engine.parallel.communicator import SingleRank
@@ -96,6 +97,30 @@ def test_a_too_small_number_of_blocks_is_refused_with_its_flag() -> None:
         args = EngineArgs("tiny", max_model_len=256, num_gpu_blocks_override=blocks)
         with pytest.raises(OutOfMemoryError, match="raise --num-gpu-blocks-override"):
             plan_kv_cache(args, ModelConfig.from_dict(TINY), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_cache_that_exceeds_the_memory_is_refused_with_the_largest_size(
+    tensor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 8 << 30)
+    config, cpu = ModelConfig.from_dict(TINY), torch.device("cpu")
+    args = EngineArgs("tiny", tensor_parallel_size=tensor)
+
+    def refusal(**size: int) -> str:
+        with pytest.raises(OutOfMemoryError, match=r"a KV cache of .* does not fit: .* of memory also hold") as refused:
+            plan_kv_cache(replace(args, **size), config, torch.float32, cpu)  # type: ignore[arg-type]
+        return str(refused.value)
+
+    largest = human_int(refusal(kv_cache_memory_bytes=900 << 30).rpartition(" ")[2])
+    num_blocks = int(refusal(num_gpu_blocks_override=1 << 40).rpartition(" ")[2])
+    assert 0.99 * (8 << 30) < tensor * largest < 8 << 30
+    plan = plan_kv_cache(replace(args, kv_cache_memory_bytes=largest), config, torch.float32, cpu)
+    fixed = replace(args, num_gpu_blocks_override=num_blocks)
+    assert plan_kv_cache(fixed, config, torch.float32, cpu).num_blocks == num_blocks
+    assert 0 <= num_blocks - plan.num_blocks <= (1 << 20) // (2 * 2 * 4 * 8 * 16 * 4 // tensor) + 1
+    assert "--kv-cache-memory-bytes" in refusal(kv_cache_memory_bytes=largest + (1 << 20))
+    assert "--num-gpu-blocks-override" in refusal(num_gpu_blocks_override=num_blocks + 1)
 
 
 @pytest.mark.parametrize("dtype, smaller", [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)])

@@ -56,6 +56,9 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         _find(tmp_path)
     with pytest.raises(ModelError, match="neither a local folder"):
         _find(tmp_path / "nowhere" / "else")
+    (tmp_path / "manifest.yaml").touch()
+    with pytest.raises(ModelError, match=r"not a model; run a manifest with `stoker up -f .*manifest\.yaml`"):
+        _find(tmp_path / "manifest.yaml")
 
 
 @pytest.mark.parametrize("path", ["models/misspelled.gguf", "misspelled/"])

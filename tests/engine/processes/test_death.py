@@ -249,6 +249,11 @@ def test_model_errors_reach_the_client(make_llm: Any, tmp_path: Path) -> None:
     async def run() -> None:
         with pytest.raises(ModelError, match="/no/such/folder"):
             await make_llm("/no/such/folder").load()
+        with pytest.raises(ModelError, match=r"no config.json in .*; is this a Hugging Face model folder\?"):
+            await make_llm(str(tmp_path)).load()
+        (tmp_path / "config.json").write_text("{")
+        with pytest.raises(ModelError, match=r"config.json is not valid JSON"):
+            await make_llm(str(tmp_path)).load()
         (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "none"}')
         (tmp_path / "tokenizer.json").write_text("{}")
         with pytest.raises(ModelError):

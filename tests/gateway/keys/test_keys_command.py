@@ -124,7 +124,8 @@ def test_wrong_command_lines_are_refused_and_change_nothing(
         code = exit.code
     output = capsys.readouterr()
     assert (code, output.out) == (2, "")
-    line = output.err.splitlines()[-1]
+    line, *hint = output.err.splitlines()
+    assert all(each.startswith("Try 'stoker keys") for each in hint)
     assert line.startswith("stoker keys") and named in line and len(line) < 400
     assert Path("FILE").read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["FILE"]
 

@@ -181,7 +181,8 @@ RULE_BREAKERS = (
         "tensor beyond a node",
         spec(hardware={**GPUS, "nodes": 2}),
         "spec.parallelism",
-        "tensor is more than the accelerators of a pod; tensor must be at most hardware.count, and pipeline or data",
+        "tensor (absent: all accelerators that pipeline and data leave) is more than the accelerators of a pod; set "
+        "mode: Auto, or tensor to at most hardware.count, with pipeline or data for the other nodes",
     ),
     Wrong(
         "too many nodes",

@@ -47,7 +47,7 @@ def refusal(document: Any, before: Any = None) -> list[str]:
             "'fp8_per_token_head' or 'int8_per_token_head', not 'int3'",
         ),
         ({"replicas": -1}, "spec.replicas: input should be greater than or equal to 0, not -1"),
-        ({"replicas": "3"}, "spec.replicas: input should be a valid integer, not '3'"),
+        ({"replicas": "3"}, "spec.replicas: input should be a valid integer, not '3'; remove the quotes"),
         ({"engine": [1]}, "spec.engine: input should be a mapping, not [1]"),
         ({"service": {"annotations": 3}}, "spec.service.annotations: input should be a mapping, not 3"),
         ({"hardware": {}}, "spec.hardware.accelerator: this field is required; set it"),
@@ -121,7 +121,12 @@ def test_all_faults_are_reported_at_once(document: Any) -> None:
         ("", "manifest: the text is empty"),
         ("a: b: c", "manifest: the text is not YAML"),
         ("- 1", "manifest: the document is [1], not a mapping"),
-        ("kind: Pod\napiVersion: v1", "kind: this is v1 Pod, not stoker.dev/v1alpha1 InferenceEndpoint"),
+        ("kind: Pod\napiVersion: v1", "kind: this is v1 Pod, not stoker.dev/v1alpha1 InferenceEndpoint; write an Inf"),
+        (
+            "kind: InferenceEndpoint\napiVersion: stoker.dev/v1",
+            "kind: this is stoker.dev/v1 InferenceEndpoint, not stoker.dev/v1alpha1 InferenceEndpoint; "
+            "set apiVersion: stoker.dev/v1alpha1",
+        ),
         ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}", "spec: this field is requ"),
         ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}\nspec: 1", "spec: "),
     ],

@@ -99,6 +99,32 @@ def test_unused_fields_are_listed(run: Any) -> None:
     assert not [word for word in words if "parallel" in word]
 
 
+def test_memory_limit_of_a_cpu_sizes_the_cache(run: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.setattr(up, "host_memory", lambda: 64 << 30)
+    source = {"model": {"source": f"file://{tmp_path}"}}
+
+    def cache(limits: dict[str, Any], args: tuple[str, ...] = (), **resources: Any) -> tuple[list[str], str]:
+        hardware = {"accelerator": "cpu", "resources": {"limits": limits, **resources}}
+        _, words, _, output = run(hardware=hardware, **source, **({"engine": {"args": [*args]}} if args else {}))
+        return [word.rpartition("=")[2] for word in words if word.startswith("--kv-cache-mem")], output.out
+
+    def size(limit: str) -> int:
+        [found], output = cache({"memory": limit})
+        assert "Not used" not in output
+        return int(found)
+
+    assert 0 < size("2Gi") < 1 << 30, "a GiB of the limit is kept free"
+    assert size("3Gi") - size("2Gi") == pytest.approx(0.92 * (1 << 30), abs=2), "the engine uses 92 % of the limit"
+    assert size("32Gi") == 4 << 30
+    assert cache({"memory": "64Gi"})[0] == [], "the engine derives the size from the machine's memory"
+    assert cache({"cpu": 2})[0] == []
+    assert cache({"memory": "2Gi"}, ("--kv-cache-memory-bytes=64M",))[0][-1] == str(64 << 20)
+    parts = cache({"memory": "2Gi", "cpu": 2}, requests={"memory": "1Gi"})[1].splitlines()[0]
+    assert parts == "Not used on one machine: spec.hardware.resources.limits[cpu], spec.hardware.resources.requests"
+    assert cache({"cpu": 2})[1].startswith("Not used on one machine: spec.hardware.resources\n")
+
+
 def test_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     ref = {"secretKeyRef": {"name": "s", "key": "k"}}
@@ -244,4 +270,13 @@ def test_ranks_run_on_any_machine(run: Any) -> None:
 
 def test_missing_file_is_reported(capsys: Any) -> None:
     assert up.main(["-f", "/no/such/file"]) == 2
-    assert capsys.readouterr().err.startswith("stoker up: /no/such/file: cannot be read")
+    assert capsys.readouterr().err == "stoker up: /no/such/file: cannot be read: No such file or directory\n"
+
+
+def test_file_that_is_no_yaml_is_named(capsys: Any, tmp_path: Path) -> None:
+    file = tmp_path / "manifest.yaml"
+    file.write_text("a: b: c")
+    assert up.main(["-f", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"stoker up: {file}: the text is not YAML: mapping values are not allowed here")
+    assert "at line 1, column 5" in error and "unicode" not in error

@@ -49,6 +49,9 @@ def test_claim_size_may_be_lowered_only_after_a_failed_expansion(
     assert (problem is not None) == is_refused
     if problem is not None:
         assert problem.field == "spec.storage.cache.volumeClaimTemplate.spec.resources.requests"
+        proposed = problem.remedy.rpartition(" ")[2]
+        smallest = proposed if problem.remedy.startswith("request at least") else f"{int(proposed[:-2]) + 1}Gi"
+        assert shrinking_problem(spec_of(smallest), claim(requested, capacity)) is None
 
 
 def test_missing_claim_does_not_shrink() -> None:

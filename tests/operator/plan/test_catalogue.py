@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
 from stoker_operator.api.violation import Refused
-from stoker_operator.plan.catalogue import Catalogue
+from stoker_operator.plan.catalogue import Accelerator, Catalogue, Support
 from stoker_operator.plan.planner import plan
 
 #: All keys that users may rely on, with the memory that drivers report, if it has been observed.
@@ -108,7 +109,12 @@ def test_image_follows_from_the_accelerator(endpoint: Any, catalogue: Catalogue)
         (
             {"hardware": {"accelerator": "nvidia-h100"}},
             "UnknownAccelerator",
-            "spec.hardware.accelerator: nvidia-h100 is not in the accelerator catalogue; use one of amd-",
+            "spec.hardware.accelerator: nvidia-h100 is not in the accelerator catalogue; did you mean nvidia-h100-",
+        ),
+        (
+            {"hardware": {"accelerator": "nothing"}},
+            "UnknownAccelerator",
+            "spec.hardware.accelerator: nothing is not in the accelerator catalogue; use one of amd-",
         ),
         (
             {"hardware": {"accelerator": "nvidia-h100-80gb"}},
@@ -167,3 +173,43 @@ def test_malformed_catalogue_file_is_refused(tmp_path: Path, content: bytes) -> 
         return
     with pytest.raises(Refused, match=r"catalogue\.yaml"):
         Catalogue.load(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("nonsense: 1", "nonsense: there is no such field; the fields are accelerators, supports, "),
+        (
+            "accelerators: {nvidia-l4: {memoryMib: 1}}",
+            "accelerators.nvidia-l4.memoryMib: there is no such field; did you mean memoryMiB?",
+        ),
+        (
+            "accelerators: {nvidia-l4: {tolerations: [{keys: a}]}}",
+            "accelerators.nvidia-l4.tolerations[0].keys: there is no such field; did you mean key?",
+        ),
+        (
+            "supports: {vllm: {cpu: {dtype: []}}}",
+            "supports.vllm.cpu.dtype: there is no such field; did you mean dtypes?",
+        ),
+        (
+            'accelerators: {nvidia-l4: {maxCount: "8"}}',
+            "accelerators.nvidia-l4.maxCount: input should be a valid integer, not '8'; remove the quotes",
+        ),
+    ],
+)
+def test_wrong_fields_of_a_catalogue_are_named(tmp_path: Path, content: str, expected: str) -> None:
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(content)
+    with pytest.raises(Refused) as refused:
+        Catalogue.load(file)
+    assert str(refused.value).startswith(f"catalogue {file}: {expected}")
+
+
+def test_charts_schema_has_the_fields_of_the_catalogue() -> None:
+    """Helm refuses fields that the schema lacks, so that the operator would never see them."""
+    schema = json.loads((Path(__file__).parents[3] / "charts/stoker/values.schema.json").read_text())
+    catalogue = schema["properties"]["catalogue"]["properties"]
+    accelerator = catalogue["accelerators"]["additionalProperties"]
+    support = catalogue["supports"]["additionalProperties"]["additionalProperties"]
+    for found, model in ((accelerator, Accelerator), (support, Support)):
+        assert set(found["properties"]) == {field.alias for field in model.model_fields.values()}

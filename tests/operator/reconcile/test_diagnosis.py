@@ -17,10 +17,10 @@ ROLLING = Rollout(current=True, desired=1, total=1, updated=1, ready=0, availabl
 SERVING = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
 
 
-def pod(name: str = "demo-1", version: str = "new", **status: Any) -> Any:
+def pod(name: str = "demo-1", version: str = "new", gpus: int = 8, **status: Any) -> Any:
     """Return a pod with a status as written by a kubelet or scheduler."""
     metadata = {"name": name, "creationTimestamp": "2026-01-01T12:00:00Z"}
-    containers = [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]
+    containers = [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": str(gpus)} if gpus else {}}}]
     return observe_pod({"metadata": metadata, "spec": {"containers": containers}, "status": status}, version)
 
 
@@ -33,10 +33,10 @@ def waiting(reason: str, message: str = "") -> Any:
     return pod(containerStatuses=[{"name": "engine", "state": {"waiting": {"reason": reason, "message": message}}}])
 
 
-def ended(message: str = "", code: int = 1, reason: str = "Error") -> Any:
+def ended(message: str = "", code: int = 1, reason: str = "Error", gpus: int = 8) -> Any:
     last = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
     state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
-    return pod(containerStatuses=[{"name": "engine", "state": state, "lastState": last}])
+    return pod(gpus=gpus, containerStatuses=[{"name": "engine", "state": state, "lastState": last}])
 
 
 #: The last lines of vLLM 0.32 in pods that could not start, shortened.
@@ -94,7 +94,24 @@ CASES = [
     (ended(NO_SUCH_MODEL), "ModelNotFound", "model.source: OSError: org/nothing is not a local folder"),
     (ended(NO_HUB), "DownloadFailed", "model.source: OSError: We couldn't connect to 'http://hub:1' to load the files"),
     (ended(TOO_LONG), "CrashLoopBackOff", "code 1: pydantic_core._pydantic_core.ValidationError: 1 validation error"),
-    (ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), "OOMKilled", "maxModelLen"),
+    (
+        ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+        "OOMKilled",
+        "more memory than its accelerators have: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB; "
+        "use more accelerators or larger ones (spec.hardware), or lower spec.engine.maxModelLen",
+    ),
+    (
+        ended(str(TerminationMessage(Reason.OUT_OF_MEMORY, "the model needs 9 GiB")), gpus=0),
+        "OOMKilled",
+        "more memory than it has: the model needs 9 GiB; raise spec.hardware.resources.limits.memory",
+    ),
+    *(
+        (ended(str(TerminationMessage(Reason.OUT_OF_MEMORY, message))), "OOMKilled", "resources.limits.memory")
+        for message in (
+            "the kernel killed the engine because the container's memory ran out (SIGKILL)",
+            "the engine died: MemoryError: ",
+        )
+    ),
     (ended("Segmentation fault", code=139), "CrashLoopBackOff", "code 139: Segmentation fault"),
     (ended(), "CrashLoopBackOff", "it logged nothing"),
     (

@@ -92,7 +92,8 @@ def _compiler() -> str:
     requested = os.environ.get("CXX")
     found = shutil.which(requested) if requested else shutil.which("g++") or shutil.which("c++")
     if found is None:
-        raise BuildError(f"no C++ compiler found ({requested or 'g++'})")
+        remedy = f"install {requested}, or unset CXX" if requested else "install g++"
+        raise BuildError(f"there is no C++ compiler {requested or 'g++'}; {remedy}")
     return found
 
 

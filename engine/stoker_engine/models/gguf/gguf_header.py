@@ -58,11 +58,13 @@ class GGUFHeader:
         self._values: dict[str, tuple[int, int]] = {}  # key → type and offset of the value
         self.tensors: dict[str, GGUFTensor] = {}
         try:
+            if path.stat().st_size == 0:  # `mmap` refuses empty files
+                raise _unreadable(path, "it is empty; download it again")
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._pass_over()
         except (struct.error, OverflowError):
-            raise _unreadable(path, "it is truncated") from None
+            raise _unreadable(path, "it is truncated; download it again") from None
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
 

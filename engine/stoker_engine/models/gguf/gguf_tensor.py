@@ -156,6 +156,6 @@ def stored_tensors(path: Path, header: GGUFHeader) -> dict[str, StoredTensor]:
                 f"{path}: {name[:100]} has {tensor.shape[-1]} columns, not a multiple of {kind.name}'s {block}"
             )
         if tensor.start + math.prod(tensor.shape) // block * block_bytes > size:
-            raise ModelError(f"{path} is not a readable GGUF file: it is truncated")
+            raise ModelError(f"{path} is not a readable GGUF file: it is truncated; download it again")
         stored[name] = StoredTensor(name, file, torch.Size(tensor.shape), kind, tensor.start)
     return stored

@@ -62,7 +62,7 @@ def explain(error: Exception, name: str, revision: str | None) -> ModelError:
         return DownloadError(f"{name} cannot be written into {HF_HUB_CACHE}: {error.strerror}; make it writable")
     return DownloadError(
         f"cannot download {name} from the model hub {ENDPOINT}: {first_line(error)}; check the network, the proxy "
-        "(HTTPS_PROXY) or the mirror (HF_ENDPOINT), or use a model from pvc://, file:// or demo://"
+        "(HTTPS_PROXY) or the mirror (HF_ENDPOINT), or use a downloaded model: a folder, or pvc:// in a cluster"
     )
 
 

@@ -43,6 +43,8 @@ def _locate(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
+    if path.is_file() and path.suffix in (".yaml", ".yml"):
+        raise ModelError(f"{path} is not a model; run a manifest with `stoker up -f {path}`")
     if path.is_file():
         raise ModelError(f"{path} is not a GGUF file; give the model's folder")
     if not _is_hub_id(name):

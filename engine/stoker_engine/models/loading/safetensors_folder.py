@@ -41,7 +41,8 @@ class RawTensors:
             paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise WeightsError(
-                f"no *.safetensors in {folder}; convert other formats with transformers' save_pretrained"
+                f"no *.safetensors in {folder}; repeat an incomplete download, and convert other formats with "
+                "transformers' save_pretrained"
             )
         try:
             self._files: list[Any] = [safe_open(path, framework="pt") for path in paths]

@@ -60,7 +60,9 @@ def describe(error: Exception) -> ErrorDescription:
         case HTTPException(status_code=404):
             return ErrorDescription(404, "there is no such path; GET /openapi.json lists them", "not_found_error")
         case HTTPException(status_code=405):
-            return ErrorDescription(405, "this path does not support this HTTP method")
+            allowed = (error.headers or {}).get("Allow")
+            methods = f"; it supports {', '.join(sorted(allowed.split(', ')))}" if allowed else ""
+            return ErrorDescription(405, f"this path does not support this HTTP method{methods}")
         case HTTPException():
             return ErrorDescription(error.status_code, error.detail)
         case ClientGoneError() | ClientDisconnect():

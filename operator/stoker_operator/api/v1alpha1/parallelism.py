@@ -234,8 +234,8 @@ RULES = (
             or it.sizes.tensor <= it.hardware.accelerators
         ),
         cel=_SPANS_NO_NODE,
-        message="tensor is more than the accelerators of a pod",
-        remedy="tensor must be at most hardware.count, and pipeline or data must use the other nodes",
+        message="tensor (absent: all accelerators that pipeline and data leave) is more than the accelerators of a pod",
+        remedy="set mode: Auto, or tensor to at most hardware.count, with pipeline or data for the other nodes",
     ),
     Rule(
         field="parallelism",
