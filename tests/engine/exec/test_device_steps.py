@@ -240,7 +240,8 @@ def check_launches(eager: DeviceTrace, replayed: DeviceTrace, has_chunks: bool) 
         of_decodes = added.pop(name, 0)
         assert of_decodes in ((0, 1, 2) if has_chunks else (0,)), name
     names = {name.partition(".")[0] for name in added}
-    assert names <= {"_foreach_copy_", "copy_"} | ({"lt", "mul", "maximum", "index", "zeros"} if has_chunks else set()), added
+    of_chunks = {"lt", "mul", "maximum", "index", "zeros"}
+    assert names <= {"_foreach_copy_", "copy_"} | (of_chunks if has_chunks else set()), added
     assert added.total() <= (9 if has_chunks else 5), added
     assert set(missing) <= ({"index", "align._align"} if has_chunks else set()), missing
     assert replayed.uploads == eager.uploads == 1
