@@ -312,7 +312,7 @@ def test_gguf_blocks_count_only_where_kernels_compute_with_them(spec: SpecOf) ->
     [
         ("pvc://models/mine", "the model on a claim"),
         ("hf://org/unknown", "has not been fetched"),
-        ("file:///models/mine", "the model in the image"),
+        ("file:///models/mine", "the model of this file:// source"),
     ],
 )
 def test_unknown_shape_never_blocks(spec: SpecOf, source: str, why: str) -> None:
