@@ -38,11 +38,14 @@ def capture_all(graphs: StepGraphs, planned_bytes: int, on_progress: Callable[[]
             with _forbid_sync():
                 compute()  # libraries load kernels at their first launch, which is not allowed in a capture
             graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                hidden = compute()
-            finally:
-                graph.capture_end()
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    hidden = compute()
+                finally:
+                    graph.capture_end()
+            except RuntimeError as error:
+                raise CaptureError(str(error).partition("\n")[0]) from error
         return hidden, graph.replay
 
     try:

@@ -29,8 +29,9 @@ def all_agree(ranks: Communicator, yes: bool) -> bool:
 def agreed(capture: Capture, ranks: Communicator) -> Capture:
     """Make a capture fail on all ranks if it fails on one.
 
-    The captured operations between ranks are not executed. Those of an execution before the capture are, so a failure
-    there must occur on all ranks at the same place: they run the same code.
+    The captured operations between ranks are not executed, so a rank whose capture failed has left none out. Those of
+    an execution before the capture are executed: another error there, such as a lack of memory, ends this rank, since
+    the others wait for it.
 
     Returns:
         A `Capture` that raises `CaptureError`.
@@ -39,7 +40,7 @@ def agreed(capture: Capture, ranks: Communicator) -> Capture:
     def captured(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         try:
             found, error = capture(compute), None
-        except (CaptureError, RuntimeError) as raised:
+        except CaptureError as raised:
             found, error = None, raised
         if not all_agree(ranks, error is None) or found is None:
             reason = "another rank could not capture one" if error is None else str(error).partition("\n")[0]

@@ -3,7 +3,7 @@
 A graph is captured once for a shape (`sizing.step_shapes`) and a length of decodes, and replayed in all steps that fit:
 
     step            3 decodes of sequences of 200, 700 and 90 tokens, a chunk of 40 tokens
-    graphs          for 8, 16, 32, 64 … tokens × decodes of 1,024, 4,096 … tokens
+    graphs          for 8, 16, 32, 64 … tokens × decodes of 1,024 tokens, and of the longest
     replayed        64 × 1,024: the last 21 tokens are padding
 
 A graph reads and writes fixed addresses, so a step's inputs are copied there: the rows of its tokens, from which the

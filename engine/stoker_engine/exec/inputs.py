@@ -109,7 +109,6 @@ class InputBuilder:
         if shape is not None:
             slots = num_slots(shape)
             token_rows, ends = _padded(token_rows, shape.tokens, PADDING), _padded(ends, slots)
-            all_tables = [_padded(tables, slots) for tables in all_tables]
             mappings = [_padded(mapping, shape.tokens, -1) for mapping in mappings]
             query_starts = _padded_query_starts(query_starts, shape)
             if shape.has_chunks:

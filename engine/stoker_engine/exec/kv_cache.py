@@ -236,6 +236,7 @@ def _memory_use(
         num_blocks=args.num_gpu_blocks_override,
         formats=formats,
         fused=device.type == "cuda",
+        has_graphs=not args.enforce_eager and args.attention_backend in ("auto", "triton"),
         adapters=_adapters(args, dtype, device),
     )
     usable_device = memory.Device(
@@ -280,10 +281,11 @@ def _check_fixed_size(args: EngineArgs, use: memory.MemoryUse, block: int, memor
         OutOfMemoryError: it does not; with the largest size that does.
     """
     room = memory_bytes - use.weights - use.adapters
+    rest = max(room - use.activations - use.allowances, 0)
     if args.num_gpu_blocks_override is not None:
-        flag, size, limit = "--num-gpu-blocks-override", use.num_blocks * block, f"{room // block}"
+        flag, size, limit = "--num-gpu-blocks-override", use.num_blocks * block, f"{rest // block}"
     else:
-        flag, size, limit = "--kv-cache-memory-bytes", use.kv_cache, f"{room >> 20}M"
+        flag, size, limit = "--kv-cache-memory-bytes", use.kv_cache, f"{rest >> 20}M"
     if size > room:
         raise OutOfMemoryError(
             f"a KV cache of {_gib(size)} does not fit: {_gib(memory_bytes)} of memory also hold weights of "

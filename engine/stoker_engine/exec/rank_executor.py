@@ -180,8 +180,8 @@ class RankExecutor:
             EngineDeadError: a rank has ended, or gave no result in time.
         """
         if self.runs_ahead and not self._is_collecting:  # otherwise ranks send the result as soon as they have it
+            self._is_collecting = True  # before the message, which must not be sent twice after an interrupt
             self._send(Collect())
-            self._is_collecting = True
         waited = 0.0
         while True:
             if self._error is not None:

@@ -94,6 +94,7 @@ def main(argv: list[str]) -> int:
         if runner is None:
             return 2
         _run(connection, runner, joined, answers=rank == layout.first_of_last_stage)
+        runner.graphs = None  # NCCL closes a communicator only after the graphs that captured its operations
         joined.close()
     except RankLostError as error:
         _send_last(connection, Lost(str(error)))

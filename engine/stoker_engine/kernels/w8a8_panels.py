@@ -30,7 +30,7 @@ _DTYPES: Final[Mapping[RowFormat, Collection[torch.dtype]]] = {
 def row_format(stored: StoredFormat, inner: int) -> RowFormat | None:
     """Return the format of the activations with which a matrix with rows of `inner` elements is multiplied; None if
     activations are not quantized."""
-    if not isinstance(stored, GroupFormat) or not stored.quantized_activations:
+    if not isinstance(stored, GroupFormat) or not stored.quantized_activations or stored.zero or stored.row_scale:
         return None
     has_rows = stored.groups(inner) == 1
     if stored.code == "int8":

@@ -148,6 +148,9 @@ class FrontEndLinks:
         if outputs.report is not None:
             for finished in outputs.report.finished:
                 self._owners.pop(finished.id, None)
+        else:  # of requests that never reached the scheduler
+            for delta in outputs.deltas:
+                self._owners.pop(delta.request_id, None)
         return StepOutputs(rest, outputs.report)
 
     def forget(self, link: FrontEndLink) -> Sequence[str]:
@@ -161,7 +164,7 @@ class FrontEndLinks:
         return lost
 
     def drop(self, request_id: str) -> None:
-        """Forget a request that the engine has not accepted."""
+        """Forget a request that has been aborted, or that the engine has not accepted."""
         self._owners.pop(request_id, None)
 
     def _accept(self) -> None:

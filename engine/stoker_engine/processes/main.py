@@ -167,6 +167,7 @@ def _handle_message(engine: Engine, server: ServerLink, inbox: Inbox, status: He
             _add(engine, server, message)
         elif isinstance(message, Abort):
             engine.abort(message.request_id)
+            server.drop(message.request_id)
         elif isinstance(message, Stop):
             engine.stop(message.request_id, message.index)
         elif isinstance(message, TokenTable):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stoker_engine.architectures.decoder_config import LayerConfig
+from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.activations import layer_activation_bytes
 from stoker_engine.sizing.step_shapes import captured_shapes, planned_lengths
@@ -26,8 +26,9 @@ _LAUNCH_BYTES: Final = 16 << 10
 #: graphs, so it is not known here; ten times as many tokens make a third more graphs.
 _CACHE_TOKENS: Final = 1 << 19
 
-#: Launches of a layer: dense, with a mixture of experts, with latent attention; and those of adapters in addition.
-_DENSE, _MIXTURE, _LATENT, _ADAPTERS = 12, 18, 24, 10
+#: Launches of a layer: dense, with a mixture of experts, with latent attention; and in addition those of adapters, and
+#: the sums over ranks.
+_DENSE, _MIXTURE, _LATENT, _ADAPTERS, _SUMS = 12, 18, 24, 10, 2
 
 #: Launches of a step outside its layers.
 _STEP: Final = 24
@@ -61,7 +62,8 @@ def graph_bytes(
     longest = config.longest_model_len
     shapes = captured_shapes(max_num_seqs, max_num_batched_tokens, has_adapters)
     lengths = [planned_lengths(shape, _CACHE_TOKENS, longest) for shape in shapes]
-    layers = sum(map(layer_launches, config.layers)) // split.pipeline
+    sums = _SUMS * len(config.layers) if split.tensor > 1 else 0
+    layers = (sum(map(layer_launches, config.layers)) + sums) // split.pipeline
     of_adapters = _ADAPTERS * len(config.layers) // split.pipeline
     launches = sum(
         len(of_shape) * (_STEP + layers + shape.has_adapters * of_adapters)
@@ -71,11 +73,16 @@ def graph_bytes(
     parts = max(
         shape.sequences * -(-max(of_shape) // _PART_KEYS) for shape, of_shape in zip(shapes, lengths, strict=True)
     )
-    of_part = max(layer.attention.num_heads * (layer.attention.head_dim + 2) for layer in config.layers)
+    of_part = max(layer.attention.num_heads * (_result_dim(layer.attention) + 2) for layer in config.layers)
     activations = layer_activation_bytes(config, tokens, element_bytes, split) + parts * of_part // split.tensor * 4
     tables = num_groups * (sequences + 1) * -(-longest // block_size) * 4
     hidden = tokens * config.hidden_size * element_bytes * (1 if split.pipeline == 1 else 2)  # received, and computed
     return launches * _LAUNCH_BYTES + activations + _WORKSPACES + tables + hidden
+
+
+def _result_dim(attention: AttentionConfig) -> int:
+    """Return the elements of a head's result in the attention kernels."""
+    return attention.head_dim if attention.latent is None else attention.latent.kv_lora_rank
 
 
 def layer_launches(layer: LayerConfig) -> int:

@@ -111,6 +111,7 @@ class Numbers:
         quantized: format of the layers' matrices; None: unquantized, or as `formats` states.
         formats: formats of the matrices that are stored in blocks.
         fused: whether Stoker's GPU kernels compute the step.
+        has_graphs: whether a GPU may run steps as CUDA graphs.
         adapters: LoRA adapters; None: none are served.
         kv_cache_memory_bytes: size of the cache; None: the memory that is left.
         num_blocks: fixed number of cache blocks, including the null block; None: computed from the size of the cache.
@@ -126,6 +127,7 @@ class Numbers:
     num_blocks: int | None = None
     formats: WeightFormats = ALL_NUMBERS
     fused: bool = False
+    has_graphs: bool = True
     adapters: AdapterNumbers | None = None
 
 
@@ -190,7 +192,7 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
 
 def _graph_bytes(config: ModelConfig, numbers: Numbers, device: Device) -> int:
     """Return the bytes reserved for CUDA graphs."""
-    if device.on_cpu:
+    if device.on_cpu or not numbers.has_graphs:
         return 0
     if not numbers.fused or config.num_weights is not None:
         return OTHER_GRAPH_BYTES

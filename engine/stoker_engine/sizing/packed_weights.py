@@ -30,8 +30,8 @@ def is_packed(stored: StoredFormat) -> bool:
     floats of at least 16 bits, MXFP4 and NVFP4. `fits` limits the matrices' sizes."""
     if isinstance(stored, GGUFFormat):
         return stored.name in PACKED_TYPES
-    has_row_scale = stored.code == "fp4" or not stored.row_scale
-    return has_row_scale and stored.scale in _SCALES.get(stored.code, ())
+    takes_row_scale = stored.code == "fp4" or not stored.row_scale
+    return takes_row_scale and stored.scale in _SCALES.get(stored.code, ())
 
 
 def formats_on_gpus(formats: WeightFormats) -> WeightFormats:

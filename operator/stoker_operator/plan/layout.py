@@ -24,6 +24,8 @@ from stoker_operator.plan.placement import Placement
 _MIB = 1024**2
 #: Larger memory limits are reduced to this, in bytes.
 _MAX_MEMORY = 1 << 60
+#: Architectures on which Stoker's GPU kernels do not run, so that weights of GGUF files are dequantized.
+_WITHOUT_KERNELS = {"sm_75"}
 
 
 def layout_of(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> ParallelLayout:
@@ -82,7 +84,8 @@ def bench_of(
     if not is_stoker and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
         dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` states another dtype
     try:
-        formats = _formats(engine.quantization, shape, dtype, on_cpu) if is_stoker else _files_formats(shape)
+        arch = CPU if on_cpu else placement.accelerator.arch
+        formats = _formats(engine.quantization, shape, dtype, arch) if is_stoker else _files_formats(shape)
     except ModelError as error:
         return str(error), None
     numbers = Numbers(
@@ -110,14 +113,14 @@ def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> Adap
     return AdapterNumbers(count, settings.max_lora_rank, bytes_of_one, settings.lora_target_modules)
 
 
-def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
+def _formats(quantization: str | None, shape: Shape, dtype: str, arch: str | None) -> WeightFormats:
     """Return the formats in which Stoker's engine stores the weights of a model that it computes in `dtype`."""
     if shape.is_gguf:
-        if not on_cpu:
-            return formats_on_gpus(shape.formats)
-        return shape.formats if dtype in BLOCK_DTYPES else ALL_NUMBERS
+        if arch == CPU:
+            return shape.formats if dtype in BLOCK_DTYPES else ALL_NUMBERS
+        return ALL_NUMBERS if arch in _WITHOUT_KERNELS else formats_on_gpus(shape.formats)
     if not shape.method and quantization in ON_LOAD:
-        return on_load_formats(shape.config, quantization, on_cpu)
+        return on_load_formats(shape.config, quantization, arch == CPU)
     return shape.formats
 
 

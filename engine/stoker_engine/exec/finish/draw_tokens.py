@@ -61,7 +61,7 @@ class TokenDraws:
         rows_at_once: maximum number of rows of logits that the sampler processes at once.
         logits_at_once: maximum number of rows of logits computed at once if each sequence needs only its most likely
             token.
-        samples: whether this rank returns the results; other ranks compute only logits and the most likely tokens.
+        samples: whether this rank draws tokens and returns the results.
     """
 
     batch: InputBatch
@@ -89,8 +89,8 @@ class TokenDraws:
             on_logits: called once the first logits are computed or, on a GPU, are being computed.
 
         Returns:
-            First tokens of each row of `hidden`; and results, one per sequence. Other ranks than the sampling one
-            return the most likely tokens.
+            First tokens of each row of `hidden`; and results, one per sequence. First tokens are the same on all ranks;
+            only the sampling one has log-probabilities, further samples and the errors of grammars.
         """
         if not step.drafts and max(step.num_samples) == 1 and self.batch.asking.isdisjoint(step.rows):
             return self._choose(hidden, tokens, on_logits)  # the common case, without arrays

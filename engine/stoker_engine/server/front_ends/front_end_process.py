@@ -25,6 +25,8 @@ PROGRAM: Final = ("-P", "-m", "stoker_engine.server.front_ends.main")
 #: Number of checks in a row after which a front end is killed: if it is stopped, and if its event loop does not answer.
 _STOPPED_CHECKS: Final = 2
 _SILENT_CHECKS: Final = 12
+#: Number of checks that a front end may miss in addition before its first answer, while it imports modules.
+_START_CHECKS: Final = 120
 
 
 class FrontEndProcess:
@@ -49,7 +51,7 @@ class FrontEndProcess:
         self.index = index
         self.is_ready = False
         self.failure: StokerError | None = None
-        self._stopped = self._silent = 0
+        self._stopped, self._silent = 0, -_START_CHECKS
         control, child_control = socket.socketpair()
         self.links, child_links = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ControlPipe(control)

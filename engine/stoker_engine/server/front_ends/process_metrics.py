@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 
 from prometheus_client import ProcessCollector
@@ -24,9 +25,14 @@ class ProcessesCollector(Collector):
         self._pids = pids
         self._cpu: dict[int, float] = {}  # by process id
         self._earlier_cpu = 0.0  # of ended processes whose id has been used again
+        self._lock = threading.Lock()  # scrapes may overlap
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics."""
+        with self._lock:
+            return list(self._collect())
+
+    def _collect(self) -> Iterable[Metric]:
         values: dict[str, list[float]] = {}
         helps: dict[str, str] = {}
         for pid in self._pids():

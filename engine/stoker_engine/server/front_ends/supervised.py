@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import pickle
 import signal
 import socket
+import struct
 import threading
 from collections import defaultdict, deque
 from concurrent.futures import Future
@@ -131,10 +133,11 @@ class Supervised:
             if self._loop is None:
                 self._control.send(Pong())  # it loads
             else:
-                self._loop.call_soon_threadsafe(self._control.send, Pong())
+                with contextlib.suppress(RuntimeError):  # the loop is closed: this front end ends
+                    self._loop.call_soon_threadsafe(self._control.send, Pong())
         elif isinstance(message, End):
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(2):  # `os.kill` would merge two pending signals
+                signal.raise_signal(signal.SIGINT)
         else:
             raise TypeError(f"unexpected message {type(message).__name__} from the supervisor")
 
@@ -173,4 +176,7 @@ class Supervised:
 def _http_metrics() -> bytes:
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    try:
+        return generate_latest(registry)
+    except struct.error:  # a front end that starts has created its file, and not filled it yet
+        return generate_latest(registry)

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from stoker_common.errors import EngineDeadError, StokerError
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.server.engine.engine_keeper import EngineKeeper
 from stoker_engine.server.engine.peers import SharedCounts
 from stoker_engine.server.engine.restarts import Restarts
@@ -146,11 +147,18 @@ class Supervisor:
         self._records.on_loaded(info)
         for engine in range(client.num_engines):
             self._engines.serve(engine)
+        announcing = asyncio.create_task(self._announce(info))  # an engine may die before all front ends are ready
+        restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_engines)]
+        try:
+            await EngineKeeper(client, restarts, self).keep()
+        finally:
+            announcing.cancel()
+
+    async def _announce(self, info: EngineInfo) -> None:
+        """Report that the server is ready, once all front ends are."""
         await self._all_ready.wait()
         self._counts.start()
         log_ready(info, self._args.model_names, url_of(self._args, self._bound))
-        restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_engines)]
-        await EngineKeeper(client, restarts, self).keep()
 
     def on_death(self, engine: int) -> None:
         """Record the death of an engine."""
