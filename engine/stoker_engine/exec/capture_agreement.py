@@ -22,15 +22,15 @@ class CaptureError(Exception):
 
 
 def all_agree(ranks: Communicator, yes: bool) -> bool:
-    """Return whether all ranks say `yes`."""
+    """Return whether `yes` is true on all ranks."""
     return ranks.size == 1 or bool(ranks.all_gather(torch.tensor([yes])).all())
 
 
 def agreed(capture: Capture, ranks: Communicator) -> Capture:
     """Make a capture fail on all ranks if it fails on one.
 
-    The captured operations between ranks are not executed. Those of an execution before the capture are, so a failure
-    there must occur on all ranks at the same place: they run the same code.
+    A capture does not execute the operations between ranks, but the run before it does. A failure in that run must
+    therefore occur on all ranks at the same place, as it does if they run the same code.
 
     Returns:
         A `Capture` that raises `CaptureError`.
