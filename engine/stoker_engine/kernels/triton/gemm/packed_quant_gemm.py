@@ -185,8 +185,7 @@ def _parts(row_tiles: int, column_tiles: int, width: int) -> int:
 
 
 def stages_of(width: int, dtype: torch.dtype, gpu: GpuTarget) -> int:
-    """Return the number of stages. Each takes shared memory for a tile of words and a tile of x, which are equally large
-    for 16 tokens."""
+    """Return the number of stages. Each takes shared memory for a tile of words and a tile of x."""
     if dtype == torch.float32:
         return 2
     return (4 if width < 64 else 3) - (not gpu.has_room)
