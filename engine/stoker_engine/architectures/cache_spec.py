@@ -72,5 +72,5 @@ class StateSpec:
     tensors: tuple[StateTensor, ...]
 
 
-#: Cache of a layer; `kind` tells the classes apart.
+#: Cache of a layer; `kind` distinguishes the classes.
 LayerCache = CacheSpec | StateSpec

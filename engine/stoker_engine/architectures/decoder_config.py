@@ -9,8 +9,8 @@
       post-norm    x = norm(x + attention(x))                   x = norm(x + mlp(x))
 
 In the sequential layout, *before* and *after* are norms, or the identity: pre-norm layers have only *before* (Llama),
-OLMo 2's only *after*, and sandwich norms are both (Gemma 2). Each family selects parts (`architectures.families`),
-`models.decoder` builds them, and `sizing.weight_sizes` computes their sizes.
+OLMo 2's only *after*, and layers with sandwich norms both (Gemma 2). Each family selects parts
+(`architectures.families`), `models.decoder` builds them, and `sizing.weight_sizes` computes their sizes.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ class GroupFormat:
         return self.group or 1
 
     def for_rows(self, inner: int) -> GroupFormat:
-        """Return the format for rows of `inner` elements: if a group covers the whole row, the group size is 0, and the
-        scale is float32 where torch's FP8 products, which need that, may use it."""
+        """Return the format for rows of `inner` elements: if a group covers the whole row, the group size is 0, and
+        16-bit scales become float32 where torch's FP8 GEMM, which requires that, may be used."""
         if 0 < self.group < inner:
             return self
         is_fp8 = self.quantized_activations and self.code == "fp8_e4m3"

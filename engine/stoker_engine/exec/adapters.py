@@ -23,11 +23,11 @@ class Adapters(Protocol):
         ...
 
     def drop(self, number: int) -> None:
-        """Free the memory of an adapter that no later step uses. Called between steps."""
+        """Free the memory of the adapter with this number, which no later step uses. Called between steps."""
         ...
 
     def activate(self, slot: int, number: int) -> None:
-        """Assign a loaded adapter to a slot. Called between steps."""
+        """Assign the loaded adapter with this number to a slot. Called between steps."""
         ...
 
 

@@ -132,7 +132,7 @@ def build_runner(
         pipeline=groups.pipeline,
         adapters=adapters,
         num_torch_threads=1 if shares_work else None,
-        # The reference's kernels, and LoRA adapter by adapter, make the host wait within a step.
+        # The reference kernels, and LoRA without grouped kernels, make the host wait for the device within a step.
         runs_ahead=device.type != "cpu"
         and build.kernels.argmax is not REFERENCE.argmax
         and (adapters is None or build.kernels.lora is not None),

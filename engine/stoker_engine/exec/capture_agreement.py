@@ -22,16 +22,15 @@ class CaptureError(Exception):
 
 
 def all_agree(ranks: Communicator, yes: bool) -> bool:
-    """Return whether all ranks say `yes`."""
+    """Return whether `yes` is true on all ranks."""
     return ranks.size == 1 or bool(ranks.all_gather(torch.tensor([yes])).all())
 
 
 def agreed(capture: Capture, ranks: Communicator) -> Capture:
     """Make a capture fail on all ranks if it fails on one.
 
-    The captured operations between ranks are not executed, so a rank whose capture failed has left none out. Those of
-    an execution before the capture are executed: another error there, such as a lack of memory, ends this rank, since
-    the others wait for it.
+    A capture does not execute the operations between ranks, so a rank whose capture failed has left none out. The run
+    before it does: another error there, such as a lack of memory, ends this rank, since the others wait for it.
 
     Returns:
         A `Capture` that raises `CaptureError`.

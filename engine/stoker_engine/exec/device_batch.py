@@ -52,8 +52,8 @@ class DeviceBatch:
         """Update the values of some rows.
 
         Args:
-            rows: int64 [count], different rows.
-            values: int64 [values, count]. A last token that is `UNKNOWN` is kept.
+            rows: int64 [count], distinct rows.
+            values: int64 [values, count]. Where the last token is `UNKNOWN`, the row keeps its own.
         """
         values[LAST_TOKEN] = torch.where(values[LAST_TOKEN] < 0, self._last_tokens[rows], values[LAST_TOKEN])
         self._values.index_copy_(1, rows, values)

@@ -40,7 +40,7 @@ class BatchRow:
         counts: counts of its tokens; None: no penalty needs them.
         num_prompt_logprobs: number of prompt tokens whose log-probabilities are already computed.
         is_plain: whether its next token is the most likely one, without log-probabilities, rules or grammar.
-        is_drawn: whether it is one drawn token, also without any of these.
+        is_drawn: whether its next token is a single drawn one, without any of these, and the sequence is no beam.
         reads_tokens: whether the choice of its next token depends on previous ones: penalties, bad words, a grammar.
         matcher: state of its grammar; None: no grammar, or not used yet.
     """
@@ -81,8 +81,8 @@ class InputBatch:
         reading_tokens: see `BatchRow.reads_tokens`.
         is_drawn: bool [rows], rows of `asking` that need one draw, see `BatchRow.is_drawn`.
         is_special: bool [rows], the other rows of `asking`.
-        selections: float64 [rows, parameters], how these rows draw, see `sampling.draw.selection`.
-        streams: uint64 [rows], and their random numbers, see `sampling.draw.stream`.
+        selections: float64 [rows, parameters], how the rows in `is_drawn` draw, see `sampling.draw.selection`.
+        streams: uint64 [rows], streams of random numbers of the rows in `is_drawn`, see `sampling.draw.stream`.
         num_in_flight: int64 [rows], number of steps in flight that sample a token of the row, which `token_ids` does
             not contain yet.
     """

@@ -5,9 +5,9 @@
                                         └─► rank 1: Runner
 
 Every rank gets every step from the scheduler, and computes it with its part of the weights. One rank, the first of the
-last stage, samples and sends results. On a CPU a rank runs a step when it gets it. On accelerators it only launches the
-step, and waits for it when it is told to collect it, which may be after the next launch; all ranks do both in the same
-order.
+last stage, samples and sends results. On a CPU a rank runs a step as soon as it receives the step. On accelerators it
+only launches the step, and waits for the result when it receives a `Collect`, which may follow the next launch; all
+ranks do both in the same order.
 
 If one rank ends, all ranks are ended. A thread monitors them, even while no step runs: when a rank has ended, or was
 stopped for `_STOPPED_S`, all ranks are killed. The first cause, determined from all last messages and exit codes, is
@@ -138,7 +138,7 @@ class RankExecutor:
         self._sending = threading.Lock()
         self._error: StokerError | None = None
         self._num_launched = 0
-        self._is_collecting = False  # whether ranks have been told to collect a step whose result is not received yet
+        self._is_collecting = False  # whether a `Collect` was sent whose result is not received yet
         self._is_closing = False
         self._ranks: list[Rank] = []
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
@@ -179,7 +179,7 @@ class RankExecutor:
         Raises:
             EngineDeadError: a rank has ended, or gave no result in time.
         """
-        if self.runs_ahead and not self._is_collecting:  # otherwise ranks send the result as soon as they have it
+        if self.runs_ahead and not self._is_collecting:  # on a CPU the result is sent without a request
             self._is_collecting = True  # before the message, which must not be sent twice after an interrupt
             self._send(Collect())
         waited = 0.0

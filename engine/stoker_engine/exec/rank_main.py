@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 #: Python's thread switch interval in seconds, a tenth of the default, because adapters are read during steps.
 _SWITCH_S: Final = 0.0005
 
-#: Interval between two progress messages, in seconds.
+#: Minimum interval between two progress messages, in seconds; the last one is always sent.
 _PROGRESS_S: Final = 0.2
 
 #: Guards the pipe, which the threads of grammars and adapters share with the steps.

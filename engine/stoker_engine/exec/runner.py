@@ -5,8 +5,8 @@
     finish     process the hidden states (`exec.finish`): sample, or send them to the next stage
     collect    wait for the device, and write sampled tokens into the rows
 
-On an accelerator the host only enqueues the first three, so the next step can be launched before a step is collected:
-its sampled tokens are already on the device (`exec.device_batch`). `exec.build_runner` builds a runner.
+On an accelerator the host only enqueues the first three. The next step can be launched before the previous one is
+collected, whose sampled tokens are already on the device (`exec.device_batch`). `exec.build_runner` builds a runner.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Runner:
         return self.collect()
 
     def launch(self, step: Step) -> None:
-        """Start a step. If a previous one is in flight, the device must sample its tokens (`Sampling.device_batch`)."""
+        """Start a step. It may continue a sequence of a step in flight only if that step's sampled tokens are on the
+        device (`Sampling.device_batch`)."""
         with self._mode():
             if self._in_flight:
                 self._in_flight[0].pending.resume()

@@ -93,7 +93,7 @@ def _start_ranks_on_nodes(
     program: Sequence[str],
     on_wait: Callable[[], None],
 ) -> Iterator[None]:
-    """Start ranks that communicate over the network, even within one node."""
+    """Start the ranks on their nodes. Ranks share no memory region, even within one node."""
     from stoker_engine.parallel.device import check_devices, resolve_device
     from stoker_engine.parallel.rendezvous import rendezvous_at
 

@@ -242,8 +242,8 @@ _CODES: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 def unsigned_codes(blocks: torch.Tensor, format: GGUFFormat) -> torch.Tensor:
-    """Return the codes of uint8 [..., bytes of a row], uint8 [..., inner], for the types that GPUs pack: unsigned
-    integers, of which a zero point is subtracted or to whose product with the scale an offset is added; for Q8_0 each
-    is 128 larger than the element's."""
+    """Return the codes of uint8 [..., bytes of a row] as uint8 [..., inner], for the types that GPUs pack: unsigned
+    integers, from which a zero point is subtracted (for Q8_0 128), or to whose product with the scale an offset is
+    added; for MXFP4 the codes of FP4."""
     parts = blocks.unflatten(-1, (-1, format.bytes))
     return _CODES[format.name](parts).flatten(-3)

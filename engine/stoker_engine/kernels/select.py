@@ -46,8 +46,9 @@ def select_kernels(
 
 
 def multiplies_fp8(capability: tuple[int, int] | None) -> bool:
-    """Whether the installed torch can multiply e4m3 with scales for rows on the current GPU; logs if only torch is in
-    the way. Its kernel for compute capability 8.9 is right in CUDA graphs since 2.12 (pytorch#177651).
+    """Whether the installed torch can multiply e4m3 with scales for rows on the current GPU; logs a warning if the GPU
+    can, but torch cannot. torch's kernel for compute capability 8.9 is correct in CUDA graphs since 2.12
+    (pytorch#177651).
 
     Args:
         capability: compute capability of an NVIDIA GPU; None: an AMD GPU.
@@ -78,8 +79,8 @@ def triton_kernels(
     """Return the Triton kernels for a model of `dtype`. For the flags see `select_kernels`.
 
     torch multiplies e4m3 with scales for rows in an order of summation that may depend on the number of rows, and on
-    all GPUs only to bfloat16; so batch-invariant and other models do not use it. Neither do AMD's GPUs, whose e4m3
-    is a different one before gfx950.
+    some GPUs returns only bfloat16. So it is used neither with `batch_invariant` nor for models of other dtypes, nor on
+    AMD's GPUs, whose e4m3 is a different one before gfx950.
 
     Args:
         capability: compute capability of an NVIDIA GPU; None: an AMD GPU.

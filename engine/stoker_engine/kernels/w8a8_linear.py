@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from stoker_engine.kernels.bundle import QuantizedRows, RowFormat
 
-#: Dtype of values → the one that the largest magnitude becomes.
+#: Dtype of values → the value to which a group's largest magnitude is scaled.
 LARGEST: Final = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 #: Smallest scale: without it, a row of zeros would be divided by 0, and tiny scales have no finite reciprocal.
@@ -67,8 +67,8 @@ def quantize_rows(x: torch.Tensor, format: RowFormat = RowFormat.FP8_ROWS) -> Qu
 def fp8_linear(
     x: QuantizedRows, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """See `MultiplyW8A8`, for `RowFormat.FP8_ROWS` and bfloat16, the only result with scales for rows that torch
-    computes on all GPUs.
+    """See `MultiplyW8A8`, for `RowFormat.FP8_ROWS` and bfloat16, the only dtype of results that torch supports with
+    scales for rows on all GPUs.
 
     GPUs use fast accumulation, as vLLM's CUTLASS kernels do: on Hopper partial sums stay in tensor cores, which keep
     about 14 bits of them (DeepSeek-V3's technical report, 2024), instead of being added up in float32.

@@ -41,7 +41,7 @@ class MLP(nn.Module):
         self._quantizing = build.kernels.quantizing
 
     def quantize_early(self) -> RowFormat | None:
-        """Let the activation quantize its result, if `down` takes it so. Call this after the weights are prepacked.
+        """Let the activation quantize its result if `down` takes quantized rows. Call this after weights are prepacked.
 
         Returns:
             Format of the `QuantizedRows` that `forward` also takes; None if it takes none.

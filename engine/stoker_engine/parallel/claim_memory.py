@@ -23,7 +23,7 @@ def claim_memory(tensor: torch.Tensor, within_s: float) -> int:
     """Populate the pages of `tensor` from its start, for at most about `within_s` seconds. Its content does not change.
 
     Returns:
-        Number of populated bytes; 0 on other devices than the CPU.
+        Number of populated bytes; 0 if the tensor is not on the CPU, or the system is not Linux.
     """
     if sys.platform != "linux" or tensor.device.type != "cpu":
         return 0

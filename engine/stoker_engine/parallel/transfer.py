@@ -1,7 +1,8 @@
 """Transfers of a step's values between host and device.
 
-Values go to a device through page-locked memory, so that the host need not wait until they are copied. Only `to_host`
-and `HostCopy.values` wait for the device.
+Values go to a device through page-locked memory, so that the host need not wait until they are copied; it waits only
+before it reuses memory that the device has not read. `to_host` and `HostCopy.values` wait until the device has computed
+the values.
 """
 
 from __future__ import annotations

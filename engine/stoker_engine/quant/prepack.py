@@ -56,7 +56,7 @@ class LazyPrepackExperts:
     """Experts that compute with the current layout of their matrices.
 
     Args:
-        matrices: the matrices that may be packed, all of them between two calls.
+        matrices: the matrices that may be packed later, all of them between the same two calls.
         make: returns the operation for the current layout.
     """
 

@@ -118,7 +118,7 @@ def samples_of(tokens: torch.Tensor, largest: torch.Tensor) -> Samples:
 
     Args:
         tokens: int64 [rows].
-        largest: float32 [rows], the largest logit of each row; the token is not valid if it is not finite.
+        largest: float32 [rows], the largest logit of each row; if that is not finite, the row's token is not valid.
     """
     if tokens.device.type == "cpu":  # Python is faster: the model evicts the code of torch's operators from CPU caches
         return Samples(partial(_possible, tokens, largest), partial(_results_on_cpu, tokens, largest))

@@ -1,6 +1,6 @@
 """Finds the most likely token of each row if ranks split the vocabulary.
 
-Each rank sends its largest logit and the token of it, not all logits:
+Each rank sends its largest logit and that logit's token, not all logits:
 
     rank 0's part   0.1  2.5  0.3    →   2.5, token 1  ┐
     rank 1's part   2.5  0.2         →   2.5, token 3  ┴→   token 1 on all ranks: ties go to the first token

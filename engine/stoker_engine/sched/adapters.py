@@ -207,7 +207,7 @@ class AdapterTable:
         self._run(child, self._slots[parent.adapter_slot])
 
     def leave(self, sequence: Sequence) -> None:
-        """Remove a sequence that no longer runs from its slot. A later step may give the slot to another adapter
+        """Take a sequence out of its slot when it stops running. A later step may give the slot to another adapter
         even while a step with this sequence is in flight: steps run in order."""
         slot = self._slots[sequence.adapter_slot]
         slot.running.remove(sequence)

@@ -66,7 +66,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
 
 
 def _append_sampled(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
-    """Append new tokens to `sequence`. If the step drew tokens for several children, the others fork from it."""
+    """Append new tokens to `sequence`, which is the first child. If there are several, the others fork from it."""
     sequence.num_inflight_tokens -= 1
     sequence.is_blocked = False
     children = drawn.token_ids

@@ -1,7 +1,7 @@
 """Scheduling policies. A policy gives each request a sort key; the request with the lowest key is served first.
 
     fcfs       (arrival,)                first come, first served
-    priority   (priority, arrival)       lowest `priority` of the request first
+    priority   (priority, arrival)       lowest value of the request's `priority` first
 
 Waiting sequences are admitted in the order of their sort keys; when blocks run out, the running sequence with the
 highest key is preempted. A preempted sequence therefore returns to its old position in the queue.

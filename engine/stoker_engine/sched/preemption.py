@@ -1,6 +1,6 @@
 """Preemption by recompute: when blocks run out, the last running sequence in queue order loses its blocks and waits.
 
-The pool can hold any single request, so some request always progresses. No sequence is preempted while a step is in
+The pool can hold any single sequence, so some sequence always progresses. No sequence is preempted while a step is in
 flight: the step may end a sequence and thereby free blocks.
 """
 

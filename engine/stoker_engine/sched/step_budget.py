@@ -6,9 +6,10 @@ one uncomputed token.
 
 Each decoding sequence waits until the whole step ends, so the prompt tokens beside decodes determine the inter-token
 latency (stall-free batching, Agrawal et al., 2024). Their limit is a time, which `step_cost` converts into a number of
-tokens: as many as fit, at least a block, and rounded down to a multiple of a quarter of a power of two so that shapes
-recur. Or it is a number of tokens (``--long-prefill-token-threshold``), at least one, so prompts do not starve unless
-decodes use up `max_num_batched_tokens`. Prompts use the limit in queue order.
+tokens: as many as fit, at least a block for the first prompt. A part of a prompt is rounded down to a multiple of a
+quarter of the largest power of two in it, so that shapes recur. Or the limit is a number of tokens
+(``--long-prefill-token-threshold``), at least one, so prompts do not starve unless decodes use up
+`max_num_batched_tokens`. Prompts use the limit in queue order.
 
 The stages of a pipeline work on several steps at a time, each with other sequences. Decoding sequences are distributed
 over these steps: if all were in one step, the other stages would idle. Between two of its tokens, a sequence then waits
@@ -53,7 +54,7 @@ class StepBudget:
 
     Args:
         max_tokens: maximum number of tokens in the step.
-        cost: estimate of steps' durations; None: time is not limited. Evaluated when a prompt first asks for a share.
+        cost: estimate of steps' durations; None: time is not limited. Evaluated when the first prompt gets its share.
         num_batches: number of steps that decoding sequences are distributed over.
         num_free: number of these steps that are not in flight, including this one.
 

@@ -1,7 +1,7 @@
 """Default limits of a step by device: those of vLLM (``EngineArgs.get_batch_defaults``, 0.32), except on CPUs.
 
-A GPU with much memory is also fast, so it needs more tokens in a step to be used well. With the same limits an A100 of
-80 GB is slower (vLLM's pull request 17885).
+A GPU with much memory is also fast, so it needs more tokens in a step to be used well. An exception is the A100 of
+80 GB, which is slower with the larger limits (vLLM's pull request 17885).
 """
 
 from __future__ import annotations

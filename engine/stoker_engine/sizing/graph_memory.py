@@ -86,8 +86,8 @@ def _result_dim(attention: AttentionConfig) -> int:
 
 
 def layer_launches(layer: LayerConfig) -> int:
-    """Return an upper bound of the launches of a layer in a step with decodes and chunks, without adapters. Layers of
-    repacked integers launch up to a quarter more."""
+    """Return the maximum launches of a layer in a step with decodes and chunks, without adapters. Only layers of packed
+    integers launch more, up to a quarter."""
     if layer.attention.latent is not None:
         return _LATENT
     return _DENSE if layer.moe is None else _MIXTURE

@@ -281,7 +281,7 @@ def stage_adapter_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) 
 
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
     """Return the bytes left for the KV cache, on CPUs at most `CPU_KV_CACHE_LIMIT`; `weights` include the bytes of
-    adapters. The result is not positive if the model does not fit."""
+    adapters, `activations` those of CUDA graphs. The result is not positive if the model does not fit."""
     available = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
     return min(available, CPU_KV_CACHE_LIMIT) if device.on_cpu else available
 

@@ -1,7 +1,8 @@
 """Quantized matrices on GPUs: which formats are packed into tiles of words once they are loaded, and the memory that
 multiplications need besides.
 
-A packed matrix takes as many bytes as its rows of blocks. Products of many rows dequantize the matrix slab by slab.
+A packed matrix takes as many bytes as its rows of blocks. Multiplications of many rows dequantize the matrix slab by
+slab.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Final
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 from stoker_engine.sizing.weight_formats import Formats, WeightFormats
 
-#: Largest bytes of a dequantized slab, and more than the partial sums of products of few rows. A slab stays in the L2
-#: cache of an H100 (50 MB). A guess that was not measured.
+#: Maximum bytes of a dequantized slab; the partial sums of multiplications of few rows take less. A slab fits into the
+#: L2 cache of an H100 (50 MB). The value was not tuned by measurements.
 SLAB_BYTES: Final = 32 << 20
 
 #: GGUF's types that are packed. GPUs dequantize matrices of the other types while loading.
@@ -27,7 +28,7 @@ _SCALES: Final = {
 
 def is_packed(stored: StoredFormat) -> bool:
     """Whether GPUs pack matrices of this format: `PACKED_TYPES`, groups of integers of 4 and 8 bits whose scales are
-    floats of at least 16 bits, MXFP4 and NVFP4. `fits` limits the matrices' sizes."""
+    floats of at least 16 bits, MXFP4 and NVFP4. `kernels.triton.quant.packed_layout.fit` limits their sizes."""
     if isinstance(stored, GGUFFormat):
         return stored.name in PACKED_TYPES
     takes_row_scale = stored.code == "fp4" or not stored.row_scale

@@ -1,7 +1,7 @@
 """compressed-tensors, the format of llm-compressor. Each group of modules has its own scheme.
 
-Fields are those of compressed-tensors' ``QuantizationConfig``. Of a scheme's quantization of activations e4m3 and
-symmetric int8 are applied on GPUs, for each token or group of its columns; scales stored for activations are not used.
+Fields are those of compressed-tensors' ``QuantizationConfig``. If a scheme quantizes activations to e4m3 or symmetric
+int8, this is applied on GPUs, for each token or group of its columns; scales stored for activations are not used.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) ->
 
 
 def _quantizes_too(fields: Fields, scheme: Scheme) -> bool:
-    """Whether a group's activations are quantized to the type of its weights, by a method that kernels have."""
+    """Whether a group's activations are quantized to the type of its weights, in a way that kernels support."""
     stated, format = _activations(fields), scheme.format
     if format.code == "fp8_e4m3":
         return format.scale != "e8m0" and stated.startswith("float8")

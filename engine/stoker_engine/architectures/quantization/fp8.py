@@ -1,8 +1,8 @@
 """FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's), ``fbgemm_fp8``, and
 ``mxfp8``, whose blocks are 32 elements of a row.
 
-Activations are quantized for each token or group of columns, on GPUs with FP8 tensor cores; scales stored for them are
-not used.
+With e4m3 weights whose scales are not powers of two, activations are quantized, too, for each token or group of
+columns, on GPUs with FP8 tensor cores; scales stored for activations are not used.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class _Kinds(NamedTuple):
     are_special: np.ndarray
 
     def at(self, indices: np.ndarray) -> _Kinds:
-        """Return those of some of the sequences."""
+        """Return the kinds of the sequences at `indices`."""
         return _Kinds(*(each[indices] for each in self))
 
 
@@ -61,7 +61,8 @@ class TokenDraws:
         rows_at_once: maximum number of rows of logits that the sampler processes at once.
         logits_at_once: maximum number of rows of logits computed at once if each sequence needs only its most likely
             token.
-        samples: whether this rank draws tokens and returns the results.
+        samples: whether this rank draws tokens and returns complete results; other ranks compute the most likely tokens
+            and receive the drawn ones.
     """
 
     batch: InputBatch
@@ -89,8 +90,8 @@ class TokenDraws:
             on_logits: called once the first logits are computed or, on a GPU, are being computed.
 
         Returns:
-            First tokens of each row of `hidden`; and results, one per sequence. First tokens are the same on all ranks;
-            only the sampling one has log-probabilities, further samples and the errors of grammars.
+            First tokens of each row of `hidden`, the same on all ranks; and results, one per sequence, which are
+            complete only on the sampling rank.
         """
         if not step.drafts and max(step.num_samples) == 1 and self.batch.asking.isdisjoint(step.rows):
             return self._choose(hidden, tokens, on_logits)  # the common case, without arrays
@@ -141,7 +142,7 @@ class TokenDraws:
         row_indices: np.ndarray,
         masks: MasksByBatchIndex,
     ) -> Samples:
-        """Draw the tokens of sequences without drafts that need an object each, in copies of some rows of logits.
+        """Draw the tokens of sequences without drafts that need `SamplingMetadata`, in copies of some rows of logits.
 
         Args:
             row_indices: int64 [count], rows of logits, which are also indices of `batch_indices`.

@@ -58,8 +58,8 @@ class PromptLogprobs:
     def _start(
         self, hidden: torch.Tensor, first: int, row: int, positions: range
     ) -> Callable[[], list[TokenLogprobs] | None]:
-        """Log-probabilities of the prompt tokens after `positions`; position p is token `first` + p of the step. None
-        if logits are NaN or infinite."""
+        """Start to compute log-probabilities of the prompt tokens after `positions`; position p is token `first` + p of
+        the step. The returned function returns None if logits are NaN or infinite."""
         params = self.batch.states[row].new.spec.params
         assert params.prompt_logprobs is not None
         are_finite = list[HostCopy]()

@@ -62,7 +62,7 @@ def needed(module: str, parts: dict[str, str], part: str) -> str:
 
 
 def log_activations(stated: str, formats: Iterable[GroupFormat]) -> None:
-    """Log what of a checkpoint's quantization of activations is not applied.
+    """Log which parts of a checkpoint's quantization of activations are not applied.
 
     Args:
         stated: description of that quantization; empty if there is none.

@@ -1,8 +1,8 @@
 """Arguments of attention kernels, grouped into tuples that Triton passes to a kernel as such.
 
-What differs between a model's layers, but not between steps, is in these tuples. What a step has is passed by itself,
-since Triton specializes a kernel for a tuple's elements (their alignment, and integers that are 1), whatever
-``do_not_specialize`` names. Optional arguments are None, for which kernels are specialized, too.
+The tuples contain values that differ between a model's layers, but not between steps. A step's values are arguments of
+their own, since Triton specializes a kernel for a tuple's elements (their alignment, and integers that are 1) even if
+``do_not_specialize`` names the tuple. Kernels are also specialized for optional arguments that are None.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     fixed = {"SIZE": 128, "PADDED": 128, "BLOCK_SIZE": 16}
     plain = {**fixed, "CODE": PLAIN, "LIMIT": 0.0, "OF_TOKENS": False, "scales": None}
     yield KernelVariant.of(

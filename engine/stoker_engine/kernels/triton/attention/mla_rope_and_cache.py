@@ -3,7 +3,7 @@ latent, rotates the key, and stores latent and key.
 
     q_a … │ latent … │ key      a token's row
     norm    norm       RoPE
-    result  └ cache ────┘       two programs for each token
+    result  └ cache ────┘       one program each for a token
 
 `kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define the operations.
 """
@@ -201,7 +201,7 @@ def _constants(query: int, latent: int, pairs: int, interleaved: bool) -> dict[s
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     plain = dict.fromkeys(("rows", "q_weight", "kv_weight", "cos", "sin", "queries"), "bf16")
     for name, dtype, query in (("bf16", None, 1536), ("e4m3", torch.float8_e4m3fn, 1536), ("no bottleneck", None, 0)):
         pointers = plain | {"keys": "bf16" if dtype is None else "u8", "slot_mapping": "i64"}

@@ -240,7 +240,7 @@ def _constants(heads: int, kv_heads: int, size: int, pairs: int, interleaved: bo
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     weights, cos_sin = dict.fromkeys(("q_weight", "k_weight"), "bf16"), dict.fromkeys(("cos", "sin"), "bf16")
     of_scales = dict.fromkeys(("key_scales", "value_scales"), "fp32")
     for name, dtype, size, pairs, normed in (

@@ -133,7 +133,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_w
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, dtype, out, outputs, inner in (
         ("", "bf16", "bf16", 14336, 4096),
         ("odd sizes", "bf16", "bf16", 2880, 2881),

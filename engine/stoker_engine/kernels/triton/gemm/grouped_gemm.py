@@ -155,7 +155,7 @@ def _(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, dtype, outputs, inner, shared, has_biases in (
         ("gate up", "bf16", 28672, 4096, 2, False),
         ("down", "bf16", 4096, 14336, 1, False),

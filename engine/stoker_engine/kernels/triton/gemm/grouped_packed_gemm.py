@@ -141,7 +141,7 @@ def grouped_packed_gemm(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     variants: tuple[tuple[str, StoredFormat, int, str], ...] = (
         ("int4", GroupFormat("uint4", 128, "float16", zero=True), 4096, "bf16"),
         ("mxfp4", GroupFormat("fp4", 32, "e8m0"), 2880, "bf16"),

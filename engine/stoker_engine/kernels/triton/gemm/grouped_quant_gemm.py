@@ -161,7 +161,7 @@ def grouped_quant_gemm(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, stored, dtype in (
         ("mxfp4", GroupFormat("fp4", 32, "e8m0"), "bf16"),
         ("fp8 in groups", GroupFormat("fp8_e4m3", 128, "float32"), "bf16"),

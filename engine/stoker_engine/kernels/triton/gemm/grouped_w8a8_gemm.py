@@ -168,7 +168,7 @@ def grouped_w8a8_gemm(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, code, scale, group, size, inner, shared, has_biases in (
         ("e4m3 in groups, gate up", "fp8e4nv", "fp32", STEP, 4096, 7168, 8, False),
         ("e4m3 in groups, down", "fp8e4nv", "bf16", STEP, 2048, 768, 1, False),

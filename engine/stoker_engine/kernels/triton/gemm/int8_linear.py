@@ -1,5 +1,5 @@
 """Linear operations with int8 weights and activations: few rows by a kernel that also scales the sums, many by torch's
-`_int_mm`, which multiplies them with one slab of the matrix after the other."""
+`_int_mm` with one slab of the matrix after the other (on NVIDIA's GPUs)."""
 
 from __future__ import annotations
 

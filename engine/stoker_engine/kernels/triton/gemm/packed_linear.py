@@ -1,5 +1,6 @@
 """Linear operations with packed matrices (`quant/packed_layout.py`): few rows of x by a kernel that dequantizes on the
-way, many by torch, which multiplies them with one dequantized slab of the matrix after the other.
+way, many by torch's GEMM with one dequantized slab of the matrix after the other. Batch-invariant operations always use
+the kernel.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _WARPS: Final = 4
 #: Number of programs that parts may make: 4 or, with wide tiles, 2 for each multiprocessor of an H100. Guesses that
 #: were not measured.
 _PROGRAMS: Final = {16: 528, 32: 528, 64: 264}
-#: Tiles of a part, so that the loads of a program's first tiles are worth waiting for.
+#: Smallest number of tiles of a part, so that the loads of a program's first tiles are worth waiting for.
 _LEAST_TILES: Final = 4
 #: Width of tiles that must not depend on the number of tokens: wider tiles make prompts faster, and decodes slower.
 _FIXED_WIDTH: Final = 32
@@ -185,14 +185,14 @@ def _parts(row_tiles: int, column_tiles: int, width: int) -> int:
 
 
 def stages_of(width: int, dtype: torch.dtype, gpu: GpuTarget) -> int:
-    """Return the number of tiles in shared memory; those of x are as large as the words' at 16 tokens."""
+    """Return the number of stages. Each takes shared memory for a tile of words and a tile of x."""
     if dtype == torch.float32:
         return 2
     return (4 if width < 64 else 3) - (not gpu.has_room)
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     symmetric = GroupFormat("uint4", 128, "float16")
     zeros = GroupFormat("uint4", 32, "float16", zero=True)
     variants: tuple[tuple[str, StoredFormat, str, int, bool, bool], ...] = (

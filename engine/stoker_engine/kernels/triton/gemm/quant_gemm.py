@@ -208,7 +208,7 @@ _MODELS: Final[tuple[StoredFormat, ...]] = (
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for stored in _MODELS:
         tile = tile_of(stored, 4096)
         for name, dtype in _DTYPES.items() if stored in (_MODELS[0], Q8_0) else [("bf16", torch.bfloat16)]:

@@ -67,7 +67,7 @@ def _(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     yield KernelVariant.of(
         "scale_sums bf16",
         _scale_sums,

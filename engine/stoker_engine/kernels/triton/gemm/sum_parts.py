@@ -70,7 +70,7 @@ def _(parts: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tor
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     yield KernelVariant.of(
         "sum_parts bf16",
         _sum_parts,

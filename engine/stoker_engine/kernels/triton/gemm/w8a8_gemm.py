@@ -1,6 +1,7 @@
 """GEMM of 8-bit codes with quantized activations (`w8a8_tile`). One program computes a tile of outputs of some tokens.
 
-Of the tile sizes, none changes the result of int8, whose sums are exact. Those of e4m3 follow the number of tokens.
+Tile sizes follow the number of tokens. They do not change the results of int8, whose sums are exact; those of e4m3 may
+differ.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _tiles(tokens: int) -> Tiles:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for tokens in (*_FEW, 1024):
         tiles = _tiles(tokens)
         for name, code, scale, group, inner in (

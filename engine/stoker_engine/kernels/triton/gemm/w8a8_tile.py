@@ -14,7 +14,7 @@ import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import dot, widened
 
-#: Number of inner elements that are multiplied at once; that of a group.
+#: Number of inner elements that are multiplied at once, and of columns of a group.
 STEP: Final = 128
 
 
@@ -33,9 +33,10 @@ def scaled_product(  # type: ignore[no-untyped-def]
 
     Args:
         from_weights, from_x: pointers to rows of codes [OUTPUTS] and of values [TOKENS].
-        from_scales: pointers to the first scale of each row of codes [OUTPUTS]; that of the next group is `outputs`
-            further.
-        from_x_scales: pointers to the first scale of each token [TOKENS]; that of the next group is the next.
+        from_scales: pointers to the first scale of each row of codes [OUTPUTS]; the next group's scale is `outputs`
+            elements further.
+        from_x_scales: pointers to the first scale of each token [TOKENS]; the next group's scale is the next element.
+        outputs: number of rows of the matrix.
         GROUP: number of columns that share a scale, STEP or 0 (all).
     """
     DTYPE: tl.constexpr = tl.int32 if from_x.dtype.element_ty == tl.int8 else tl.float32

@@ -129,7 +129,7 @@ def _(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for y, name, max_rank in (
         ("bf16", "bf16", 16),
         ("bf16", "bf16", 64),

@@ -125,7 +125,7 @@ def _stages(is_amd: bool) -> int:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, max_rank in (("bf16", 16), ("bf16", 64), ("bf16", 256), ("fp16", 32), ("fp32", 16), ("fp32", 64)):
         dtype = torch.float32 if name == "fp32" else torch.bfloat16
         constants = {

@@ -120,7 +120,7 @@ def _constants(experts: int, tile_rows: int) -> dict[str, object]:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     pointers = {"chosen": "i64", "rows": "i32", "tile_experts": "i32"}
     numbers = {"choices": "i32", "capacity": "i32"}
     for experts in (8, 256, 10_000):

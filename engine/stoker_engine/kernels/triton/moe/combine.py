@@ -88,7 +88,7 @@ def _(results: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, expert
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for dtype, top, size in (("bf16", 8, 7168), ("fp16", 2, 4096), ("fp32", 10, 2880)):
         constants = {"EXPERTS": 32, "TOP": top, "TOP_PADDED": triton.next_power_of_2(top), "SIZE": size, "PART": _PART}
         pointers = {"results": dtype, "weights": "fp32", "chosen": "i64", "out": dtype}

@@ -195,7 +195,7 @@ def route(config: MoEConfig, correction_bias: torch.Tensor | None = None) -> Rou
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, sizes, has_correction in (
         ("8, top 2", (8, 2, 1, 1, False, False, 1), False),
         ("16, by 2-norm", (16, 4, 1, 1, False, False, 2), False),

@@ -1,1 +1,1 @@
-"""Element-wise and row-wise operations: activations, norms, RoPE."""
+"""Element-wise and row-wise operations: activations, norms, RoPE, quantization of rows."""

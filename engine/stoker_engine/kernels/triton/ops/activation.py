@@ -141,7 +141,7 @@ def act_and_mul(act: Activation) -> Operation:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, kind, gated in (("silu", _SILU, True), ("gelu", _GELU, False), ("clamped swiglu", _CLAMPED, True)):
         yield KernelVariant.of(
             f"activation {name}",

@@ -94,6 +94,6 @@ def _constants(heads: int, size: int, pairs: int, interleaved: bool) -> dict[str
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     pointers = dict.fromkeys(("x", "rotated", "cos", "sin", "out"), "bf16")
     yield KernelVariant.of("concat_rotated mla", _concat_rotated, pointers, {}, _constants(128, 512, 32, True), 1)

@@ -79,7 +79,7 @@ def _(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, e
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, inner, size, biased, of_heads in (("hidden", 1, 4544, True, False), ("heads", 64, 128, False, True)):
         padded = triton.next_power_of_2(size)
         pointers = dict.fromkeys(("x", "weight", "out"), "bf16") | ({"bias": "bf16"} if biased else {})

@@ -137,7 +137,7 @@ def activation_rows(act: Activation, format: RowFormat) -> Callable[[torch.Tenso
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     silu = activation_constants("silu")[0]
     for name, size, kind, gated, format in (
         ("4096", 4096, IDENTITY, False, RowFormat.FP8_ROWS),

@@ -170,7 +170,7 @@ def _padded(size: int, group: int) -> int:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, inner, size, weight, adds, format in (
         ("hidden", 1, 8192, "bf16", False, None),
         ("heads", 32, 128, "bf16", False, None),

@@ -88,7 +88,7 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool =
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, size, pairs, interleaved in (
         ("128", 128, 64, False),
         ("part of 80", 80, 16, False),

@@ -1,1 +1,1 @@
-"""Dequantization of tiles of quantized matrices."""
+"""Packing of quantized matrices, and dequantization of their tiles and rows."""

@@ -70,7 +70,7 @@ def dequantize_packed(matrix: PackedMatrix, first: int, out: torch.Tensor) -> No
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     for name, stored, dtype in (
         ("int4", GroupFormat("uint4", 128, "float16"), "bf16"),
         ("int4 with zeros", GroupFormat("uint4", 32, "float16", zero=True), "bf16"),

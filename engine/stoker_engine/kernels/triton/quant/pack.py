@@ -14,7 +14,8 @@ from stoker_engine.kernels.triton.quant.packed_layout import ROWS, PackedTile, t
 #: Number of elements that are packed at a time, which bounds temporary memory.
 _ELEMENTS: Final = 1 << 24
 
-#: GGUF's type → byte offsets in a block, and bytes of a value, of scales and of what else is apart from the codes.
+#: GGUF's type → scales and other values that are stored apart from the codes: their bytes in a block, and the number of
+#: bytes of a value.
 _APART: Final[dict[str, tuple[tuple[slice, int], ...]]] = {
     "Q4_0": ((slice(2), 2),),
     "Q4_1": ((slice(4), 4),),

@@ -49,7 +49,7 @@ from stoker_engine.sizing.packed_weights import is_packed
 #: Rows of a tile.
 ROWS: Final = 64
 
-#: Kinds of scales in kernels: `SCALES`, and those of GGUF's types. That of MXFP4 has no NaN.
+#: Kinds of scales in kernels: `SCALES`, and those of GGUF's types, of which `E8M0_FINITE` (MXFP4) has no NaN.
 PAIRS: Final = 5
 SIX_BITS: Final = 6
 BYTES: Final = 7

@@ -96,7 +96,7 @@ def packed_rows(
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     yield KernelVariant.of(
         "packed_rows Q6_K bf16",
         _packed_rows,

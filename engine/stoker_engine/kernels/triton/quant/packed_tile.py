@@ -64,7 +64,7 @@ def row_weights(  # type: ignore[no-untyped-def]
         matrix, column_tile, row_tiles, column_tiles: see `tile_weights`.
     """
     outputs = row_tiles * TILE.rows
-    # A constant, unless groups are counted.
+    # A constant if each row has one scale.
     groups = 1 if TILE.group == 0 else tl.cdiv(column_tiles * TILE.columns, TILE.group)
     SCALE: tl.constexpr = TILE.scale
     scales = matrix + outputs.to(tl.int64) * column_tiles * TILE.words * (4 + TILE.high) // 4
@@ -226,7 +226,7 @@ def _scale(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _offset(scales, row, first, outputs, PLANE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return what is added to the scaled codes of some rows for a plane, as float32."""
+    """Return the offsets that are added to the scaled codes of some rows in a plane, as float32."""
     if TILE.scale == 5:
         group = (first + PLANE * TILE.words) // TILE.group
         return _as_half((tl.load(scales + group * outputs + row) >> 16) & 0xFFFF)

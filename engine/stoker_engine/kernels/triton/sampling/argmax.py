@@ -55,6 +55,6 @@ def _(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     pointers = {"logits": "fp32", "best": "i64", "largest": "fp32"}
     yield KernelVariant.of("argmax", _argmax, pointers, {"size": "i32"}, {"PART": _PART}, 8)

@@ -71,6 +71,6 @@ def _(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     pointers = {"logits": "fp32", "tokens": "i64", "numbers": "fp32", "ranks": "i64"}
     yield KernelVariant.of("logprobs", _logprobs, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)

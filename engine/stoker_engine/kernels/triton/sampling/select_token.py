@@ -209,7 +209,7 @@ def _(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     pointers = {"logits": "fp32", "parameters": "fp64", "largest": "fp32", "last": "i32", "tokens": "i64"}
     for name, kernel in (("thresholds", _keep_likely), ("draw", _sample)):
         yield KernelVariant.of(f"select_token {name}", kernel, pointers, {"size": "i32"}, {"PART": _PART}, _WARPS)

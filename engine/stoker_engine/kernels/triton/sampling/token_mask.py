@@ -53,6 +53,6 @@ def _(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `attention.decode.kernel_variants`."""
     pointers = {"logits": "fp32", "rows": "i64", "allowed": "i32"}
     yield KernelVariant.of("token_mask", _keep_allowed, pointers, {"size": "i32"}, {"PART": _PART})

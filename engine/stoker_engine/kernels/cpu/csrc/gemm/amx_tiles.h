@@ -1,4 +1,4 @@
-// Intel AMX: a core has eight tiles of up to 16 rows of 64 bytes, which GEMMs use as follows
+// Intel AMX: a core has eight tiles of up to 16 rows of 64 bytes, which GEMMs use as follows:
 //
 //   tiles 0…3  sums, 16 columns for each row: rows A × columns A, A × B, B × A, B × B
 //   tiles 4, 5  columns A and B: words of two or four inner elements, [words of a step][16]

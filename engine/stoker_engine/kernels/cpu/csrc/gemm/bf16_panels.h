@@ -20,8 +20,8 @@ struct Bf16Products {
   // Inner elements for which a group of panels and a block of rows fit into the cache.
   static constexpr long DEPTH = 2048;
 
-  // Adds the products of M rows' elements k and k + 1, and those of N panels, which start at `weights` and are
-  // `distance` elements apart.
+  // Adds the products of elements k and k + 1 of M rows with the same elements of N panels, which start at `weights`
+  // and are `distance` elements apart.
   template <int M, int N>
   static void add(const X* const* rows, long k, const bf16* weights, long distance, Vec* sums) {
     typedef Pack<bf16> P;
