@@ -109,8 +109,8 @@ class DecoderLayer(nn.Module):
         self._quantized_mlp_norm: QuantizedRMSNorm | None = None
 
     def quantize_early(self) -> None:
-        """Let norms and activations quantize their results where only linear operations that take these read them,
-        which saves launches. Call this after all weights are loaded and prepacked."""
+        """Let norms and activations quantize their results where all linear operations that read them take quantized
+        inputs, which saves launches. Call this after all weights are loaded and prepacked."""
         of_attention, of_mlp = self.attention.quantize_early(), self.mlp.quantize_early()
         if self.kind != "sequential":
             return

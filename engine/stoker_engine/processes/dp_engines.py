@@ -48,8 +48,8 @@ _News = queue.SimpleQueue[tuple[int, Any]]
 
 
 class DPEngines:
-    """The loaded engines of a model and their requests. The processes end with `shutdown`, with this object or with the
-    interpreter, whichever ends first.
+    """The loaded engines of a model and their requests. The processes end at `shutdown`, or at the end of this
+    object or of the interpreter.
 
     Args:
         args: the engine's arguments; the model must be a path.
@@ -186,8 +186,8 @@ class DPEngines:
             self._ended(request_id, index)
 
     def step(self) -> StepOutputs:
-        """Wait for a step of any engine, and return its outputs for unfinished requests. The outputs are empty if an
-        answer to a load of an adapter arrives instead.
+        """Wait for a step of any engine, and return its outputs for unfinished requests. The outputs are empty if a
+        reply about the loading of an adapter arrives instead.
 
         Raises:
             EngineDeadError: an engine died, or was killed. All engines are then ended, and all requests are dropped.

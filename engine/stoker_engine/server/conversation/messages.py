@@ -80,9 +80,9 @@ class Message:
         return [part for part in self.parts if isinstance(part, ToolCall)]
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the form that chat templates expect, with its texts as a string or list as received.
+        """Return the message in the form that chat templates expect.
 
-        See `tokens.content_format`.
+        A single text that was not in a list is a string, all other texts are a list. See `tokens.content_format`.
         """
         texts = [part for part in self.parts if isinstance(part, Text)]
         optional: dict[str, Any] = {}

@@ -106,7 +106,7 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine serves. At the start of several front ends: whether each of them can use the engines."""
+        """Whether an engine serves and, with several front ends, whether all of them have been ready once."""
         return self.client.is_ready and (self.peers is None or self.peers.counts.is_started)
 
     @property
@@ -139,7 +139,7 @@ class Service:
 
         Raises:
             ArgumentError: an adapter cannot be loaded.
-            EngineDeadError: the engine died.
+            EngineDeadError: no engine serves, or all that serve died meanwhile.
         """
         await self.adapters.load_modules(self.args.frontend.adapters)
         self._has_modules = True

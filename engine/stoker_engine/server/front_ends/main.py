@@ -1,4 +1,4 @@
-"""The program of a front end of a server with several: the HTTP server, on engines that the supervisor owns."""
+"""The program of one of several front ends: the HTTP server, with engines that the supervisor owns."""
 
 from __future__ import annotations
 

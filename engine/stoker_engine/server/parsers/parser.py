@@ -19,11 +19,11 @@ class ReasoningParser(Protocol):
     Args:
         prompt: text of the prompt, which shows whether the reasoning is open, closed, or has not started.
         calls: whether a tool call also ends the reasoning.
-        continued: whether the answer continues a message in the prompt, and so reasons only if that ends in reasoning.
+        continued: whether the answer continues a message in the prompt, and so reasons only if that message ends so.
 
     Attributes:
         markers: special tokens that must be visible in the text.
-        answer_begins_after: texts after any of which the answer begins. If there are more, the parser has an
+        answer_begins_after: texts after any of which the answer begins. A parser with further such texts has an
             `answer_pattern` that matches all of them. Grammars apply to the text after them.
         is_reasoning: whether the output is still before the answer.
     """

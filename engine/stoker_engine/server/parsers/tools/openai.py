@@ -34,7 +34,7 @@ class OpenAIToolParser:
 
     @classmethod
     def forced_call(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Return the format of optional reasoning and then a call; a free choice of channels could avoid the call.
+        """Return the format of optional reasoning and then a call. On a free choice of channels no call may follow.
 
         Raises:
             RequestError: a tool name is not allowed in a header.
