@@ -373,7 +373,7 @@ class AsyncLLM:
         self._adapters.remove(number)
 
     def adapter_error(self, number: int) -> str | None:
-        """Return why a loaded adapter is no longer usable: no serving engine could load it again. None: it is usable,
+        """Return the error of a loaded adapter that no serving engine could load again. None: the adapter is usable,
         or unknown. Thread-safe."""
         return self._adapters.error_of(number)
 

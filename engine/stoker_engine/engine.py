@@ -95,7 +95,8 @@ class Engine:
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
         stages = RankLayout.of(args).pipeline
         is_async = args.async_scheduling
-        if is_async is None:  # sequences with drafts wait for the step in flight: others would be batched alone
+        # A sequence with drafts waits for the step in flight, so other sequences would be batched without it.
+        if is_async is None:
             is_async = self.executor.runs_ahead and proposer is None
         max_in_flight = stages + is_async
         self.scheduler = Scheduler(

@@ -108,7 +108,7 @@ class DPEngines:
 
     def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
         """Return the index of an engine and its next message. The engines `waited_for()` are checked meanwhile: a
-        stopped or stuck one is killed, and its `EngineDeadError` is then a message."""
+        stopped or stuck engine is killed, and its `EngineDeadError` arrives as a message."""
         while True:
             if (now := time.monotonic()) >= self._next_check:
                 self._next_check = now + INTERVAL_S

@@ -4,7 +4,7 @@
        └─ TTFT ─────┘└─ ITL ─┘└─ ITL ─┘           │       TPOT: (E2EL − TTFT) ÷ (tokens − 1)
        └─ E2EL ───────────────────────────────────┘
 
-Arrivals are a Poisson process at ``--request-rate`` (gamma-distributed intervals with another ``--burstiness`` than 1),
+Arrivals are a Poisson process at ``--request-rate`` (gamma-distributed intervals if ``--burstiness`` is not 1),
 or all at once (rate ``inf``). Prompts are sent as token ids, so that their lengths are exact; every answer is streamed.
 """
 

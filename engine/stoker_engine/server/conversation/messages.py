@@ -82,7 +82,8 @@ class Message:
     def for_template(self) -> dict[str, Any]:
         """Return the message in the form that chat templates expect.
 
-        A single text that was not in a list is a string, all other texts are a list. See `tokens.content_format`.
+        The content is a string if there is no text, or one that came outside a list; otherwise it is a list. See
+        `tokens.content_format`.
         """
         texts = [part for part in self.parts if isinstance(part, Text)]
         optional: dict[str, Any] = {}

@@ -51,7 +51,7 @@ class Service:
         adapter_folders: the folders of ``--lora-dir``.
         adapter_config: the file of ``--lora-config``, or None.
         registry: the process's metrics.
-        restarts: the restarts of each engine. If another process restarts engines, they are not limited here.
+        restarts: the restarts of each engine; not limited here if another process restarts the engines.
         running: generations of this process that are admitted and have not ended.
         loaded: set once all engines have been loaded.
         created: start of the server, in Unix seconds.
@@ -221,7 +221,7 @@ class Service:
         return name
 
     async def parsing(self, request: ChatRequest, prompt: str) -> Parsing:
-        """Return how to parse the answers to `request`, whose rendered prompt is `prompt`."""
+        """Return the parsing of the answers to `request`, whose rendered prompt is `prompt`."""
         parsers, tools = self.parsers, request.tool_use
         markers = [
             marker

@@ -28,7 +28,7 @@ _SILENT_CHECKS: Final = 12
 
 
 class FrontEndProcess:
-    """A front end, which starts immediately. Created in the main thread: the front end ends with the thread.
+    """A front end, which starts immediately. Must be created in the main thread: it ends with its creator's thread.
 
     Args:
         name: see `Peers.name`.

@@ -49,7 +49,7 @@ class ToolParser(Protocol):
     These members are optional. ``structural_tag(tools)`` constrains the arguments of voluntary calls to the tools'
     schemas. ``forced_call(tools)`` is the format of a complete output with a forced call, including the reasoning
     before it, for models that can only be forced to call in their own format. ``new_call_id(name, call_index)`` returns
-    an id that the chat template accepts. ``is_within_call`` tells whether the last call is incomplete.
+    an id that the chat template accepts. ``is_within_call`` states whether the last call is incomplete.
 
     Args:
         tools: tools that may be called.

@@ -61,7 +61,7 @@ class ResponseStore:
         self._owners: dict[bytes, _OwnerResponses] = {}
 
     def put(self, owner: bytes, response_id: str, response: StoredResponse) -> bool:
-        """Store a response; the owner's older one with the same id is replaced.
+        """Store a response; the owner's older response with the same id is replaced.
 
         Returns:
             Whether the response is stored. If it is too large, it is not stored and displaces nothing.
