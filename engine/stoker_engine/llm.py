@@ -41,8 +41,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
-    """A model for use in a script. Several engines (``data_parallel_size``) each run in their own process. The
-    processes end at `close`, or at the end of a ``with`` block, of this object or of the script.
+    """A model for use in a script. Several engines (``data_parallel_size``) each run in their own process. These
+    processes end with `close`, a ``with`` block, this object or the script, whichever ends first.
 
     Args:
         model: a local folder, a GGUF file, ``demo://NAME`` or a hub id.
