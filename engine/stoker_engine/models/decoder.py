@@ -346,8 +346,8 @@ class Decoder(nn.Module):
             inputs.hidden_states[self._first + index] = stream.total.clone()  # calls of whole layers update it in place
 
     def _batch_rows(self, rows: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the input-batch rows of all tokens, and of the tokens in `rows` (None: all); both None without
-        adapters."""
+        """Return the input-batch rows of all tokens, and of the tokens in `rows` (None if `rows` is None). Without
+        adapters, both are None."""
         if self._rows is None:
             return None, None
         return self._rows[RowSpace.TOKENS], None if rows is None else self._rows[RowSpace.KEPT]

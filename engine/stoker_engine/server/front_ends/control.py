@@ -144,7 +144,7 @@ class ControlPipe:
 
         Args:
             on_message: called in the reading thread with each message.
-            on_end: called at the end of the reading thread, when the other process has ended.
+            on_end: called at the end of the reading thread: the pipe is closed, or a message could not be handled.
         """
         threading.Thread(target=self._read, args=(on_message, on_end), name="from-control", daemon=True).start()
         self._writer.start()

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    """Run the process; return its exit code.
+    """Run the process; return its exit code (1: the front end failed).
 
     Args:
         argv: file descriptors of the control pipe, of the socket for links to engines, of the shared counts and of the

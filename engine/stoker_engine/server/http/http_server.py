@@ -265,7 +265,7 @@ class Server(uvicorn.Server):
 
 
 def uvicorn_config(service: Service) -> uvicorn.Config:
-    """Return uvicorn's configuration for `service`.
+    """Return uvicorn's configuration for `service`, and set the filter of its access log.
 
     Raises:
         ArgumentError: the TLS files cannot be loaded; or see `create_app`.
