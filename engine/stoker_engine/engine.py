@@ -243,7 +243,7 @@ class Engine:
             self._timelines.ended(request, time.monotonic())
 
     def stop(self, request_id: str, index: int) -> None:
-        """End a sequence at a stop string in its text; unknown sequences are ignored."""
+        """End sequence `index` of a request at a stop string in its text; unknown sequences are ignored."""
         request = self.scheduler.stop(request_id, index)
         if request is not None:
             self._timelines.ended(request, time.monotonic())

@@ -86,6 +86,7 @@ class DecoderLayer(nn.Module):
     """Attention and MLP with their norms on one residual stream.
 
     Args:
+        prefix: start of the layer's parameter names, such as ``layers.3``.
         space: row space of the activations after attention.
     """
 

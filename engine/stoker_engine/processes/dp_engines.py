@@ -179,7 +179,7 @@ class DPEngines:
             self._processes[engine].send(Abort(request_id))
 
     def stop(self, request_id: str, index: int) -> None:
-        """End a sequence at a stop string in its text; unknown requests are ignored."""
+        """End sequence `index` of a request at a stop string in its text; unknown requests are ignored."""
         if request_id in self._unfinished:
             engine, _ = self._unfinished[request_id]
             self._processes[engine].send(Stop(request_id, index))

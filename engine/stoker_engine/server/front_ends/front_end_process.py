@@ -31,7 +31,9 @@ class FrontEndProcess:
     """A front end, which starts immediately. Must be created in the main thread: it ends with its creator's thread.
 
     Args:
+        index: its index among the server's front ends.
         name: see `Peers.name`.
+        bound: the socket whose connections it accepts.
         counts: descriptor of the `SharedCounts`.
         metrics: folder of its HTTP metrics.
 
