@@ -63,7 +63,7 @@ class AsyncLLM:
         program: program of each engine process; tests replace it.
         start: starts a process of the engine with that index, or links this front end to its next process; None: each
             engine is started as a child process.
-        files: `files` of another process, which finds the model's files for this one.
+        files: `args` with the path of the model's files that another process found; None: this process finds them.
 
     Raises:
         ArgumentError: the chat template's file cannot be read, or memory is too small for the engines.
@@ -373,7 +373,7 @@ class AsyncLLM:
         self._adapters.remove(number)
 
     def adapter_error(self, number: int) -> str | None:
-        """Return why a loaded adapter is no longer usable: no serving engine could load it again. None: it is usable,
+        """Return the error of a loaded adapter that no serving engine could load again. None: the adapter is usable,
         or unknown. Thread-safe."""
         return self._adapters.error_of(number)
 
@@ -454,7 +454,7 @@ class AsyncLLM:
         return await asyncio.shield(self._tokenizer_load)
 
     async def _token_table(self) -> TokenTable | None:
-        """Return the vocabulary as bytes for grammars; None if it is not available, which the first grammar reports."""
+        """Return the vocabulary as bytes for grammars; None if it is unavailable: the first grammar then fails."""
         tokenizer = await self._loaded_tokenizer()
         try:
             return await tokenizer.token_table()

@@ -3,8 +3,9 @@
     one step in flight     schedule 1 ─ launch 1 ─ collect 1 ─ commit 1 ─ schedule 2 ─ launch 2 ─ …
     two of them            … schedule 2 ─ launch 2 ─ collect 1 ─ commit 1 ─ schedule 3 ─ launch 3 ─ collect 2 …
 
-With two (``--async-scheduling``, the default on GPUs), the host's work on one step overlaps with the model's work on
-the next. A pipeline has at most as many steps in flight as stages, plus one with ``--async-scheduling``.
+With two (``--async-scheduling``, on GPUs the default without drafts), the host's work on one step overlaps with the
+model's work on the next. A pipeline has at most as many steps in flight as stages, plus one with
+``--async-scheduling``.
 
 An engine is not thread-safe. `LLM` drives it offline, and the engine process drives it for the server.
 """
@@ -94,7 +95,8 @@ class Engine:
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
         stages = RankLayout.of(args).pipeline
         is_async = args.async_scheduling
-        if is_async is None:  # sequences with drafts wait for the step in flight, so others would run apart from them
+        # A sequence with drafts waits for the step in flight, so other sequences would be batched without it.
+        if is_async is None:
             is_async = self.executor.runs_ahead and proposer is None
         max_in_flight = stages + is_async
         self.scheduler = Scheduler(
@@ -241,7 +243,7 @@ class Engine:
             self._timelines.ended(request, time.monotonic())
 
     def stop(self, request_id: str, index: int) -> None:
-        """End a sequence at a stop string in its text; unknown sequences are ignored."""
+        """End sequence `index` of a request at a stop string in its text; unknown sequences are ignored."""
         request = self.scheduler.stop(request_id, index)
         if request is not None:
             self._timelines.ended(request, time.monotonic())

@@ -54,7 +54,7 @@ class Tools:
 
     @classmethod
     def of_file(cls, path: str) -> Tools:
-        """Return the functions that the Python file at `path` defines, except those with a leading underscore.
+        """Return the tools of the Python file at `path`: its functions, except those with a leading underscore.
 
         Raises:
             ArgumentError: the file fails to run, or its functions cannot be tools (see the class).

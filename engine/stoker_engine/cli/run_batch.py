@@ -2,7 +2,7 @@
 
 Each input line is a request, which the server's application answers in this process, without a network. For each
 request one output line, with the response or an error, is written as soon as the request is done. So output lines are
-in the order of completion; ``custom_id`` tells to which request a line belongs, and a file with duplicate ids is
+in the order of completion; ``custom_id`` identifies the request of a line, and a file with duplicate ids is
 refused.
 Format: platform.openai.com/docs/guides/batch
 """

@@ -74,7 +74,7 @@ def _serve(argv: list[str]) -> None:
 
 
 def _serve_by_front_ends(args: ServeArgs) -> None:
-    """Serve with several processes that accept connections, of which this process is none."""
+    """Serve with several front ends, which this process supervises."""
     with collector_off():
         from stoker_engine.server.front_ends.supervisor import supervise
         from stoker_engine.server.http.http_server import bind

@@ -70,7 +70,7 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
     Raises:
         ModelError: the model cannot be quantized by this scheme.
         WeightsError: the weights do not match the model, are not supported, or contain NaN or infinity.
-        ArgumentError: `target` exists, the disk is too full, or the group size does not divide a row.
+        ArgumentError: `target` exists and is not empty, the disk is too full, or the group size does not divide a row.
         StokerError: writing failed.
     """
     raw_config = read_config(folder)

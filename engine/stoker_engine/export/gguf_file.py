@@ -82,7 +82,7 @@ def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
         ModelError: the file is already quantized and `kind` is not a floating type; no matrix can be of type `kind`; or
             the file cannot be read.
         WeightsError: it contains NaN, infinity, or values that are too large for `kind`.
-        ArgumentError: `target` exists, or the disk is too full.
+        ArgumentError: `target` exists and is no empty folder, or the disk is too full.
         StokerError: writing failed.
     """
     source = GGUFFile(path)

@@ -22,7 +22,7 @@ def new_output(target: Path, size: int) -> Iterator[Path]:
         size: number of bytes that will be written.
 
     Raises:
-        ArgumentError: `target` exists, or the disk has less than `size` bytes free.
+        ArgumentError: see `check_new`; or the disk has less than `size` bytes free.
         StokerError: writing failed.
     """
     check_new(target)

@@ -63,7 +63,7 @@ class AdapterPair:
         name: name of the module or parameter, for messages and the config's patterns.
         destination: the model's parameters that the pair changes.
         a, b: the matrices in the file.
-        is_stack: whether the matrices are those of all experts.
+        is_stack: whether A and B stack the matrices of all experts.
         rank: rank of the matrices (in a stack, of each expert's matrices); 0 until `LayoutReader` sets it.
         scale: factor of the product B A; 1 until `LayoutReader` sets it.
     """
@@ -248,8 +248,8 @@ class LayoutReader:
     def _check_targets(self, config: AdapterConfig, pairs: Iterable[AdapterPair]) -> None:
         """Check that the matrices in the file are those that the config names.
 
-        A pattern of target modules, or "all-linear", may match modules of which the file has no matrices if it has none
-        for any module whose name differs only in numbers (such as the same module of another layer).
+        A module that is named only by a pattern, or by "all-linear", needs no matrices if the file has none for any
+        module whose name differs only in numbers (such as the same module of another layer).
 
         Raises:
             AdapterError: the config does not name a matrix's module, --lora-target-modules does not permit it, or

@@ -140,8 +140,8 @@ class AdaptedSite:
         return StackShape(form, 1, inner, tuple(parts))
 
     def settle(self) -> None:
-        """Use lora.cpp for the site if all operations that were not a `CpuLinear` when they were extended have become
-        one by prepacking; otherwise do not use it. Must be called after prepacking."""
+        """Use lora.cpp for the site if prepacking has turned all operations that were not a `CpuLinear` when they were
+        extended into a `CpuLinear`; otherwise do not use it. Must be called after prepacking."""
         resolved = [resolve_prepack(adapted.linear) for adapted in self._operations]
         if not all(isinstance(linear, CpuLinear) for linear in resolved):
             self._native = None  # for example for a router, which computes in float32

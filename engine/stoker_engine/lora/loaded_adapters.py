@@ -156,7 +156,7 @@ class LoadedAdapters:
 
     def _update_rows(self) -> None:
         """Set `BatchRows.extends_experts`: experts are computed one by one while an adapter in a slot changes experts.
-        With `is_batch_invariant`, they are so whenever adapters may change experts."""
+        With `is_batch_invariant`, this holds whenever adapters may change experts."""
         assert self._rows is not None
         changed = {key for each in self._in_slots.values() for key in each}
         if self._grouped is not None and self._grouped.is_batch_invariant:

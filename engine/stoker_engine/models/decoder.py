@@ -86,6 +86,7 @@ class DecoderLayer(nn.Module):
     """Attention and MLP with their norms on one residual stream.
 
     Args:
+        prefix: start of the layer's parameter names, such as ``layers.3``.
         space: row space of the activations after attention.
     """
 
@@ -109,8 +110,8 @@ class DecoderLayer(nn.Module):
         self._quantized_mlp_norm: QuantizedRMSNorm | None = None
 
     def quantize_early(self) -> None:
-        """Let norms and activations quantize their results where only linear operations that take these read them,
-        which saves launches. Call this after all weights are loaded and prepacked."""
+        """Let norms and activations quantize their results where all linear operations that read them take quantized
+        inputs, which saves launches. Call this after all weights are loaded and prepacked."""
         of_attention, of_mlp = self.attention.quantize_early(), self.mlp.quantize_early()
         if self.kind != "sequential":
             return
@@ -346,8 +347,8 @@ class Decoder(nn.Module):
             inputs.hidden_states[self._first + index] = stream.total.clone()  # calls of whole layers update it in place
 
     def _batch_rows(self, rows: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the input-batch rows of all tokens, and of the tokens in `rows` (None: all); both None without
-        adapters."""
+        """Return the input-batch rows of all tokens, and of the tokens in `rows` (None if `rows` is None). Without
+        adapters, both are None."""
         if self._rows is None:
             return None, None
         return self._rows[RowSpace.TOKENS], None if rows is None else self._rows[RowSpace.KEPT]

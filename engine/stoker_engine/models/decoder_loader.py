@@ -85,7 +85,7 @@ class DecoderLoader:
 
 
 def settle(model: Decoder) -> None:
-    """Prepack the loaded weights and fuse layers."""
+    """Prepack the loaded weights, let norms and activations quantize their results, and fuse layers."""
     packed = [module for module in model.modules() if isinstance(module, Packable)]
     for module in packed:
         module.pack()
@@ -99,8 +99,8 @@ def settle(model: Decoder) -> None:
 
 
 def _log_quantized_activations(blocks: Sequence[BlockMatrix], code: Code, name: str, remedy: str) -> None:
-    """Log how many matrices with `code`, of those whose checkpoint lets activations be quantized, are multiplied so,
-    and why others are not."""
+    """Log how many of the matrices with `code` whose checkpoint permits quantized activations are multiplied with
+    such activations, and why the others are not."""
     matrices = [
         (each, each.stored)
         for each in blocks

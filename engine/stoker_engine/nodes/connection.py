@@ -33,7 +33,7 @@ class NodeConnection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         notice_unreachable(sock)
-        self.address: str = sock.getpeername()[0].removeprefix("::ffff:")  # IPv4 at a socket of both versions
+        self.address: str = sock.getpeername()[0].removeprefix("::ffff:")  # IPv4 peer of a dual-stack socket
         self._socket = sock
         self._connection = Connection(os.dup(sock.fileno()))
         self._sending = threading.Lock()

@@ -144,7 +144,7 @@ class Head:
         return nodes
 
     def dismiss(self, because: str = "") -> None:
-        """Tell the nodes that this head will not return, so that they exit.
+        """Notify the nodes that this head will not return, so that they exit.
 
         Args:
             because: why the engine could not serve; nodes that connect within `_COME_S` receive this reason, too.

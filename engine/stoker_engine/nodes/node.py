@@ -81,11 +81,11 @@ class Node:
         return state, pipe
 
     def kill(self, rank: int) -> None:
-        """Tell the node to kill a rank, without waiting."""
+        """Send the node the command to kill a rank, without waiting."""
         self._send(kill=rank)
 
     def dismiss(self, because: str) -> None:
-        """Tell the node that the head will not return; see `Head.dismiss`."""
+        """Notify the node that the head will not return; see `Head.dismiss`."""
         self._send(farewell=because)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -94,7 +94,7 @@ class Node:
             return self._news.wait_for(lambda: condition() or self.cause_of_loss is not None, max(0.0, timeout_s))
 
     def expect(self, rank: int) -> bool:
-        """Return whether a connection of the rank is awaited, which the caller then delivers; a second one is not."""
+        """Return whether the rank's connection is awaited. If so, the caller delivers it; later calls return False."""
         with self._news:
             state = self._ranks.get(rank)
             if state is None or not state.is_awaited or state.has_ended:

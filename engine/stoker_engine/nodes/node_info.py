@@ -66,7 +66,7 @@ class NodeInfo:
         )
 
     def refusal(self, other: NodeInfo, name: str) -> ArgumentError | None:
-        """Return why node 0, described by this object, must reject another node; None: it is accepted.
+        """Return the error for which node 0 (this object) must reject another node; None: the node is accepted.
 
         Args:
             name: the other node's name in messages.

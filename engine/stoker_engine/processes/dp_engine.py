@@ -222,7 +222,7 @@ class DPEngine:
         self._end_streams()
 
     def close(self) -> None:
-        """End the process. Called after `shutdown`."""
+        """End the process, or only the link to a shared engine. Called after `shutdown`."""
         self.process.close()
 
     def begin(self, stream: OutputStream, request: EngineRequest) -> None:
@@ -269,7 +269,7 @@ class DPEngine:
             self._adapter_loads.pop(source.number, None)
 
     def remove_adapter(self, number: int) -> None:
-        """Refuse new requests for an adapter; current ones continue. Does nothing while no process is loaded, since it
+        """Refuse new requests for an adapter; current ones continue. Does nothing while the engine is not loaded: it
         has no adapters then."""
         if self._is_loaded:
             self.process.send(RemoveAdapter(number))

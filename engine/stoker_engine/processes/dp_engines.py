@@ -48,8 +48,8 @@ _News = queue.SimpleQueue[tuple[int, Any]]
 
 
 class DPEngines:
-    """The loaded engines of a model and their requests. The processes end with `shutdown`, with this object or with the
-    interpreter, whichever ends first.
+    """The loaded engines of a model and their requests. The processes end at `shutdown`, or at the end of this
+    object or of the interpreter.
 
     Args:
         args: the engine's arguments; the model must be a path.
@@ -108,7 +108,7 @@ class DPEngines:
 
     def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
         """Return the index of an engine and its next message. The engines `waited_for()` are checked meanwhile: a
-        stopped or stuck one is killed, and its `EngineDeadError` is then a message."""
+        stopped or stuck engine is killed, and its `EngineDeadError` arrives as a message."""
         while True:
             if (now := time.monotonic()) >= self._next_check:
                 self._next_check = now + INTERVAL_S
@@ -179,15 +179,15 @@ class DPEngines:
             self._processes[engine].send(Abort(request_id))
 
     def stop(self, request_id: str, index: int) -> None:
-        """End a sequence at a stop string in its text; unknown requests are ignored."""
+        """End sequence `index` of a request at a stop string in its text; unknown requests are ignored."""
         if request_id in self._unfinished:
             engine, _ = self._unfinished[request_id]
             self._processes[engine].send(Stop(request_id, index))
             self._ended(request_id, index)
 
     def step(self) -> StepOutputs:
-        """Wait for a step of any engine, and return its outputs for unfinished requests. The outputs are empty if an
-        answer to a load of an adapter arrives instead.
+        """Wait for a step of any engine, and return its outputs for unfinished requests. The outputs are empty if a
+        reply about the loading of an adapter arrives instead.
 
         Raises:
             EngineDeadError: an engine died, or was killed. All engines are then ended, and all requests are dropped.

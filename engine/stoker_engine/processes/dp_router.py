@@ -1,4 +1,4 @@
-"""Chooses the engine of the model for a request: the one with the least work until it could answer.
+"""Chooses one of the model's engines for a request: the engine with the least work until it could answer.
 
     work of an engine  =  prompt tokens to compute for its requests that wait for their first token
                        +  the request's prompt tokens, without the prefix that the engine has seen

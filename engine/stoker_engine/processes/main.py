@@ -65,7 +65,7 @@ _SWITCH_S: Final = 0.0005
 
 
 def main(argv: list[str]) -> int:
-    """Run the process.
+    """Run the process; return its exit code (2: the engine cannot be loaded, 1: another error).
 
     Args:
         argv: file descriptors of the pipe and of the heartbeat; format of the log; pid of the process to die with (0:

@@ -1,6 +1,6 @@
 """Agent of a node without an API: starts and ends ranks on request of the engines' heads on node 0.
 
-    reach the head ──► run commands ──the head says farewell──► end
+    reach the head ──► run commands ──the head sends farewell─► end
          ▲               │
          └─ connection lost: end the engine's ranks immediately, retry for a while
 
@@ -62,7 +62,7 @@ class NodeAgent:
         self._errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Serve until the heads of all engines have said farewell, or until `stop`.
+        """Serve until the heads of all engines have sent ``farewell``, or until `stop`.
 
         Raises:
             ArgumentError, ModelError: the model cannot be found, or an engine cannot be served together with node 0.

@@ -57,8 +57,8 @@ class StuckDetector:
 
 
 def standstill(process: EnginePipe, step_timeout: float, lost: float = 0.0) -> str | None:
-    """Describe the work of a process, or this process's handling of its message, that exceeds its timeout; None:
-    neither does. `lost` seconds do not count."""
+    """Describe what exceeds its timeout: the work of a process, or this process's handling of a message from it;
+    None: nothing does. `lost` seconds do not count."""
     if (seconds := process.busy_for - lost) > step_timeout:
         return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s"
     if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:

@@ -2,6 +2,7 @@
 
 app  health  paths  unavailable   the application, its probes, paths and errors
 http/            the server process and its connections
+front_ends/      several such processes that accept connections of one socket, and their supervisor
 connection/      request bodies, disconnecting clients
 middleware/      applied before the routes
 openai/, responses/, anthropic/: the APIs; none imports another. Each builds a `ChatRequest` from the body of a chat,

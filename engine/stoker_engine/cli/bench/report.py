@@ -24,8 +24,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summary(name: str, seconds: Sequence[float], percents: Sequence[float]) -> dict[str, float]:
-    """Return mean, median, standard deviation and percentiles of times, in milliseconds, under vLLM's names; empty if
-    there are no times."""
+    """Return mean, median, standard deviation and percentiles of times, in milliseconds, under vLLM's names such as
+    ``mean_{name}_ms``; empty if there are no times."""
     if not seconds:
         return {}
     times = [1000 * value for value in seconds]

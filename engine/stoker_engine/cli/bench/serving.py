@@ -4,8 +4,8 @@
        └─ TTFT ─────┘└─ ITL ─┘└─ ITL ─┘           │       TPOT: (E2EL − TTFT) ÷ (tokens − 1)
        └─ E2EL ───────────────────────────────────┘
 
-Arrivals are a Poisson process at ``--request-rate`` (gamma-distributed with ``--burstiness`` other than 1), or all at
-once (rate ``inf``). Prompts are sent as token ids, so that their lengths are exact; every answer is streamed.
+Arrivals are a Poisson process at ``--request-rate`` (gamma-distributed intervals if ``--burstiness`` is not 1),
+or all at once (rate ``inf``). Prompts are sent as token ids, so that their lengths are exact; every answer is streamed.
 """
 
 from __future__ import annotations

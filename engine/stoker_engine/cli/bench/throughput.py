@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 
 def figures_of(run: Run, num_requests: int) -> dict[str, Any]:
-    """Return all results; those that ``vllm bench throughput`` has, under its names."""
+    """Return all results; results that ``vllm bench throughput`` has, too, are under its names."""
     scheduler = run.times["schedule"] + run.times["commit"]
     inside = scheduler + run.times["model"] + run.times["sample"]
     return {

@@ -90,8 +90,8 @@ class StoredTensor:
         self._each(part, take, threads)
 
     def _each(self, part: Part, take: Callable[[int, Bytes], None], threads: ThreadPoolExecutor) -> None:
-        """Call `take` in threads for each chunk of the rows of `part`, with the index of the chunk's first row within
-        the part and, as uint8 [rows, bytes], the blocks that contain the part's columns."""
+        """Read the rows of `part` in chunks, in threads. Call `take` for each chunk with the index of its first row
+        within the part, and the blocks that contain the part's columns, uint8 [rows, bytes]."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         columns = part[-1] if part else slice(0, 1)
         row_bytes = (self.shape[-1] if self.shape else 1) // block * block_bytes

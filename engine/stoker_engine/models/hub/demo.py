@@ -16,7 +16,7 @@ def demo_model(name: str) -> Path:
     """Return the GGUF file of demo model `name`, which is assembled in the cache folder at first use.
 
     Raises:
-        ModelError: the name is unknown, the model's Python package is not installed, or the file cannot be written.
+        ModelError: the name is unknown, the model's Python package is not installed, or the file cannot be assembled.
     """
     if name != "gemma-3-270m":
         raise ModelError(f"unknown demo model {name!r}; use demo://gemma-3-270m")

@@ -1,4 +1,4 @@
-"""Quantization of an unquantized checkpoint while it is loaded (``--quantization int8``)."""
+"""Quantization of an unquantized checkpoint while it is loaded, for example by ``--quantization int8``."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class SafetensorsFolder:
     """A folder's unquantized tensors as a `WeightSource`.
 
     Raises:
-        WeightsError: see `RawTensors`.
+        ModelError, WeightsError: see `RawTensors`.
     """
 
     def __init__(self, folder: Path) -> None:

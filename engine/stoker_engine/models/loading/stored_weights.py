@@ -65,7 +65,7 @@ def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.devic
 
 
 def _has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device has kernels for weights in blocks. Without a GPU, they are being compiled for one."""
+    """Whether `device` has kernels for weights in blocks. Without GPUs here, kernels are compiled for elsewhere."""
     if device.type == "cpu":
         return cpu_library(device, dtype) is not None
     return not torch.cuda.is_available() or lack_of_triton(device) is None

@@ -28,7 +28,7 @@ class WeightSource(Protocol):
         ...
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
-        """Return a tensor, or a part of it, on the CPU.
+        """Return a tensor, or a part of it, on the CPU, unless the source quantizes it on another device.
 
         Args:
             part: slices of the tensor; None: all of it.

@@ -50,7 +50,7 @@ def load_weights(
 
     Args:
         progress: counts the loaded bytes.
-        elsewhere: parameters of the whole model; tensors for those that `model` lacks are not read.
+        elsewhere: parameter names of the whole model; tensors of parameters that `model` lacks are not read.
 
     Raises:
         WeightsError: tensors are missing, unused, duplicated, not finite, or have the wrong shape; the message names

@@ -47,7 +47,11 @@ class PagedLayer:
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: dict[str, Any]
     ) -> torch.Tensor:
         """Store keys and values and compute attention: query, key, value [1, heads, tokens, head size] → [1, tokens,
-        heads, value head size]."""
+        heads, value head size].
+
+        Args:
+            given: the other keyword arguments of transformers' attention interface.
+        """
         if self._shape is None:
             self._shape = self._understand(module, query, key, value, given)
         self.calls += 1

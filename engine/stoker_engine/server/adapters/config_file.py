@@ -6,7 +6,7 @@
       - name: support
         path: /adapters/support-v3
 
-New adapters are loaded; removed ones are unloaded; one whose entry has changed is reloaded in place. An adapter that
+New adapters are loaded, removed ones unloaded, and adapters with a changed entry reloaded in place. An adapter that
 cannot be loaded, or that restarted engines could not load again, is reported and retried when the file changes; a load
 that an engine's death interrupted is retried at the next check. The other adapters are served meanwhile. A new version
 of the file that cannot be read, or is invalid, is ignored.

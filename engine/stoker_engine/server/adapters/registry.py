@@ -156,7 +156,7 @@ class AdapterRegistry:
         Raises:
             RequestError: the name is the model's, or that of an adapter that must not be replaced.
             AdapterError: the adapter cannot be loaded; the adapter that it should replace stays.
-            EngineDeadError: the engine died.
+            EngineDeadError: no engine serves, or all that serve died meanwhile.
         """
         name = module.name
         if name in self.model_names:
@@ -209,7 +209,7 @@ class AdapterRegistry:
 
         Raises:
             ArgumentError: an adapter cannot be loaded.
-            EngineDeadError: the engine died.
+            EngineDeadError: no engine serves, or all that serve died meanwhile.
         """
 
         async def load(module: LoRAModule) -> None:

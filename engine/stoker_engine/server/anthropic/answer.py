@@ -26,7 +26,7 @@ class TextBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """The model's reasoning. Clients send it back with its signature; some omit blocks without one."""
+    """The model's reasoning. Clients send it back with its signature; some omit blocks without a signature."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str = ""
@@ -129,7 +129,7 @@ def stop_reason(
     """Return the reason for an answer's end, and the stop sequence if that is the reason.
 
     Args:
-        stopped_by: stop string or token that ended it, if any.
+        stopped_by: stop string or token that ended the answer, if any.
         calls: see `ChatRun.ends_with_call`.
         bent: whether the context left room for fewer tokens than `max_tokens`.
     """

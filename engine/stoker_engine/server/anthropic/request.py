@@ -91,7 +91,7 @@ class ToolChoiceParam(StrictModel):
         return self
 
     def use_of(self, tools: Sequence[Tool]) -> ToolUse:
-        """Return how an answer may use `tools`."""
+        """Return the tool use of an answer to a request with `tools`."""
         modes: dict[str, ToolMode] = {"any": "required", "tool": "named", "none": "none"}
         names = None if self.name is None else [self.name]
         return ToolUse.of(tools, modes.get(self.type, "auto"), names, not self.disable_parallel_tool_use)

@@ -19,8 +19,8 @@ STATE: Final = "write_body"
 
 
 def body_writer(scope: Scope, send: Send) -> WriteBody:
-    """Return how to write the parts of a response that has been started without ``Content-Length``. The last part must
-    be sent by `send`.
+    """Return a function that writes parts of a response that has been started without ``Content-Length``. The last
+    part must be sent by `send`.
 
     HTTP/1.0 has no framing for parts, and other ASGI servers than ours have no such function: there `send` is used.
     """

@@ -64,7 +64,7 @@ class Generation:
         field_names: the engine's field names → the client's, for errors.
         report_cached: whether usage reports prompt tokens found in the prefix cache.
         report_output: whether usage reports generated tokens.
-        front_end: part of the ids of the engine's requests that no other front end uses; empty: there is one.
+        front_end: part of the ids of the engine's requests that no other front end uses; empty with one front end.
         created: time of creation, in Unix seconds.
         prompt_logprobs: index of a prompt → its logprobs, if requested and received.
     """
@@ -225,7 +225,7 @@ class Generation:
         try:
             await self.wait_ready()
         except NotStartedError as error:
-            self._stream.fail(UnavailableError(error.message))  # not NotStartedError: it was submitted before
+            self._stream.fail(UnavailableError(error.message))  # not NotStartedError: the request was submitted before
         except Exception as error:
             self._stream.fail(error)
         else:

@@ -80,9 +80,10 @@ class Message:
         return [part for part in self.parts if isinstance(part, ToolCall)]
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the form that chat templates expect, with its texts as a string or list as received.
+        """Return the message in the form that chat templates expect.
 
-        See `tokens.content_format`.
+        The content is a string if there is no text, or one that came outside a list; otherwise it is a list. See
+        `tokens.content_format`.
         """
         texts = [part for part in self.parts if isinstance(part, Text)]
         optional: dict[str, Any] = {}

@@ -51,7 +51,7 @@ class Service:
         adapter_folders: the folders of ``--lora-dir``.
         adapter_config: the file of ``--lora-config``, or None.
         registry: the process's metrics.
-        restarts: the restarts of each engine. If another process restarts engines, they are not limited here.
+        restarts: the restarts of each engine; not limited here if another process restarts the engines.
         running: generations of this process that are admitted and have not ended.
         loaded: set once all engines have been loaded.
         created: start of the server, in Unix seconds.
@@ -106,7 +106,7 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine serves. At the start of several front ends: whether each of them can use the engines."""
+        """Whether an engine serves and, with several front ends, whether all of them have been ready once."""
         return self.client.is_ready and (self.peers is None or self.peers.counts.is_started)
 
     @property
@@ -139,7 +139,7 @@ class Service:
 
         Raises:
             ArgumentError: an adapter cannot be loaded.
-            EngineDeadError: the engine died.
+            EngineDeadError: no engine serves, or all that serve died meanwhile.
         """
         await self.adapters.load_modules(self.args.frontend.adapters)
         self._has_modules = True
@@ -221,7 +221,7 @@ class Service:
         return name
 
     async def parsing(self, request: ChatRequest, prompt: str) -> Parsing:
-        """Return how to parse the answers to `request`, whose rendered prompt is `prompt`."""
+        """Return the parsing of the answers to `request`, whose rendered prompt is `prompt`."""
         parsers, tools = self.parsers, request.tool_use
         markers = [
             marker

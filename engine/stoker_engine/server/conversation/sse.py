@@ -23,7 +23,7 @@ from stoker_engine.server.conversation.text_events import EncodedEvent, Event, e
 from stoker_engine.server.conversation.usage import Usage
 from stoker_engine.server.errors.description import log_unexpected
 
-#: Request header that asks for usage in events.
+#: Request header that requests usage in events.
 USAGE_HEADER = "x-stoker-usage"
 
 

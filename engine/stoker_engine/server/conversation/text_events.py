@@ -1,4 +1,4 @@
-"""Events that differ only in a text, such as all but a few of a stream."""
+"""Events that differ only in a text, such as nearly all events of a stream."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encoded(event: Event | EncodedEvent) -> EncodedEvent:
 
 
 class TextEvents:
-    """Encodes events without building them: the JSON of one is kept, with gaps for the text.
+    """Encodes events without building them: the JSON of an example is kept, with gaps for the text.
 
     Args:
         event: returns the event for a text; each field that depends on the text must equal it.

@@ -1,1 +1,1 @@
-"""Interface of the engine, admission, restarts, shutdown."""
+"""Interface of the engine, admission, restarts, shutdown, and what several front ends share."""

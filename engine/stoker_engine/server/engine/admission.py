@@ -5,7 +5,7 @@ max_num_queued_reqs       sequences in flight, waiting or running; a request wit
 max_num_queued_tokens     tokens of prompts that wait for their first output token. A request is admitted while the
                           sum is below the limit, so that a prompt longer than the limit can be served alone
 
-Several front ends count together. Requests that they admit at the same moment may exceed a limit by one each.
+Several front ends count together. If they admit requests at the same moment, each may exceed a limit by one request.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Capabilities that all engines share, once they are loaded."""
+        """Properties of the loaded engines, with the lowest limits of all."""
         ...
 
     def info_of(self, engine: int) -> EngineInfo:
@@ -195,7 +195,7 @@ class EngineClient(Protocol):
 
         Raises:
             RequestError: the request cannot be served.
-            EngineDeadError: the engine is dead. If it dies later, the stream raises this error.
+            EngineDeadError: no engine can take the request. If its engine dies later, the stream raises this error.
         """
         ...
 
@@ -214,7 +214,7 @@ class EngineClient(Protocol):
 
         Raises:
             AdapterError: the adapter cannot be loaded; in that case no engine has it.
-            EngineDeadError: the engine is dead, or died while loading it.
+            EngineDeadError: no engine serves, or all that serve died meanwhile.
         """
         ...
 

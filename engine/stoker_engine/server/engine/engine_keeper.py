@@ -65,8 +65,9 @@ class EngineKeeper:
     async def _load_again(self, engine: int, death: EngineDeadError) -> bool:
         """Restart an engine, repeatedly if it dies while loading.
 
-        If no restart is allowed, the engine stays dead if others serve. If none serves, this waits until another engine
-        is restarted and tries again, or raises the death if none will be, or if memory ran out or the engine was stuck.
+        If no restart is allowed and other engines serve, the engine stays dead. If none serves, wait until another
+        engine is restarted, and try again. Raise the death if no engine will be restarted, if memory ran out, or if the
+        engine was stuck.
 
         Returns:
             Whether the engine serves again.

@@ -59,7 +59,7 @@ class Peers(Protocol):
 
     Attributes:
         index: index of this front end.
-        name: part of the ids of this front end's requests; no other front end, also no earlier one, has it.
+        name: part of the ids of this front end's requests; unique among current and earlier front ends.
         counts: counts of requests in flight.
     """
 

@@ -5,7 +5,7 @@
                                  requests whose answer has started fail immediately;
                                  others, and new ones, wait
 
-If the server ended with its engine, connections would be refused until all clients had learned of it, which takes
+If the server ended with its engine, connections would be refused until all clients had noticed, which takes
 seconds in a cluster. After the allowed number of restarts per hour the server ends with its engine, and its supervisor
 decides what to do. The server also ends if a new process would not help: if memory ran out, or the engine was stuck,
 perhaps because of its hardware.

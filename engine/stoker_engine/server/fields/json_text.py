@@ -53,7 +53,7 @@ class JSONScanner:
         return self._expects is _Expects.NOTHING
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Read `text` from index `at`, and return the index where the value's part of it ends.
+        """Read `text` from index `at`, and return the index after the characters that belong to the value.
 
         Raises:
             NotJSONError: its first argument is the index of the invalid character.

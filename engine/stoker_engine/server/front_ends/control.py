@@ -24,7 +24,7 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 logger = logging.getLogger(__name__)
 
-#: Maximum time for the other process to take the last messages, in seconds.
+#: Maximum time for writing the last messages to the pipe, in seconds.
 _FLUSH_TIMEOUT_S: Final = 5.0
 
 
@@ -144,7 +144,7 @@ class ControlPipe:
 
         Args:
             on_message: called in the reading thread with each message.
-            on_end: called at the end of the reading thread, when the other process has ended.
+            on_end: called at the end of the reading thread: the pipe is closed, or a message could not be handled.
         """
         threading.Thread(target=self._read, args=(on_message, on_end), name="from-control", daemon=True).start()
         self._writer.start()
@@ -154,7 +154,7 @@ class ControlPipe:
         self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def flush(self) -> None:
-        """Send all messages, and no more afterwards. Waits until the other process has taken them or has ended."""
+        """Send all messages, and no more afterwards. Waits until they are written, at most `_FLUSH_TIMEOUT_S`."""
         self._outbox.put(None)
         self._writer.join(_FLUSH_TIMEOUT_S)
 

@@ -33,7 +33,7 @@ class Linked(Protocol):
 
 
 class EngineLinks:
-    """The processes of the engines, as parent, and the front ends that are linked to them. Thread-safe."""
+    """The engines' processes, children of this process, and the front ends that are linked to them. Thread-safe."""
 
     def __init__(self, args: ServeArgs) -> None:
         self._args = args

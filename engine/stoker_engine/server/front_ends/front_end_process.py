@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 #: Arguments of the interpreter. `-P` prevents imports from the working directory.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.server.front_ends.main")
 
-#: Number of checks in a row after which a front end is killed: if it is stopped, and if its event loop does not answer.
+#: Number of consecutive checks after which a front end is killed that is stopped, or whose event loop does not answer.
 _STOPPED_CHECKS: Final = 2
 _SILENT_CHECKS: Final = 12
 #: Number of checks that a front end may miss in addition before its first answer, while it imports modules.
@@ -30,10 +30,12 @@ _START_CHECKS: Final = 120
 
 
 class FrontEndProcess:
-    """A front end. It starts immediately; called in the main thread, whose end would end it.
+    """A front end, which starts immediately. Must be created in the main thread: it ends with its creator's thread.
 
     Args:
+        index: its index among the server's front ends.
         name: see `Peers.name`.
+        bound: the socket whose connections it accepts.
         counts: descriptor of the `SharedCounts`.
         metrics: folder of its HTTP metrics.
 
@@ -67,11 +69,11 @@ class FrontEndProcess:
         self.send(Start(args, index, name))
 
     def listen(self, on_message: Callable[[Any], None], on_exit: Callable[[str], None]) -> None:
-        """Start the threads of the control pipe, and one that waits for the end.
+        """Start the threads of the control pipe; when the pipe is closed, another thread waits for the process to end.
 
         Args:
             on_message: called in a thread with each message.
-            on_exit: called once in the same thread after the last message, with the cause of the end.
+            on_exit: called once in the other thread, after the last message, with the cause of the end.
         """
 
         def wait() -> None:

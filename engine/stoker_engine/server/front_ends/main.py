@@ -1,4 +1,4 @@
-"""The program of a front end of a server with several: the HTTP server, on engines that the supervisor owns."""
+"""The program of one of several front ends: the HTTP server, with engines that the supervisor owns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    """Run the process; return its exit code.
+    """Run the process; return its exit code (1: the front end failed).
 
     Args:
         argv: file descriptors of the control pipe, of the socket for links to engines, of the shared counts and of the

@@ -55,7 +55,7 @@ def supervise(args: ServeArgs, bound: socket.socket) -> None:
     Raises:
         ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
         EngineDeadError: an engine's death ended the server.
-        StokerError: front ends failed too often.
+        StokerError: front ends ended too often, or cannot be started.
     """
     engines = EngineLinks(args)
     client = AsyncLLM(

@@ -3,7 +3,7 @@
 slow part                            limit                                      reaction
 request line and headers             --request-header-timeout in total          408
 body                                 --min-request-body-data-rate over each     408; connection closed if the response
-                                     span of --request-body-timeout             has already been sent
+                                     span of --request-body-timeout             has already started
 reading the response                 --send-timeout without reading a byte      connection aborted
 next request                         keep-alive timeout of idle connections     connection closed
 

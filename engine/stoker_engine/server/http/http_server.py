@@ -140,8 +140,8 @@ class Server(uvicorn.Server):
         self._engine_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and start to load the engines. A front end that replaces another one listens once it can serve, since
-        until then the others can."""
+        """Listen, and start to load the engines. A front end that replaces another one listens once it can serve:
+        the others accept connections until then."""
         engine = self._engine_task = asyncio.create_task(self._engine())
         peers = self._service.peers
         if peers is not None and peers.counts.is_started:
@@ -265,7 +265,7 @@ class Server(uvicorn.Server):
 
 
 def uvicorn_config(service: Service) -> uvicorn.Config:
-    """Return uvicorn's configuration for `service`.
+    """Return uvicorn's configuration for `service`, and set the filter of its access log.
 
     Raises:
         ArgumentError: the TLS files cannot be loaded; or see `create_app`.
@@ -294,7 +294,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     )
     try:
         config.load()
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # including ssl.SSLError
         raise ArgumentError(
             "--ssl-certfile", f"cannot load {args.ssl_certfile} with its key, certificates and ciphers: {error}"
         ) from error

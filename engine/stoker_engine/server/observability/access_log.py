@@ -21,7 +21,7 @@ class _SkipPaths(logging.Filter):
 
 
 def skip_paths(paths: str) -> None:
-    """Leave requests for `paths`, separated by commas, out of the access log, instead of earlier ones."""
+    """Leave requests for `paths`, separated by commas, out of the access log. Replaces the paths of earlier calls."""
     for old in [entry for entry in _ACCESS.filters if isinstance(entry, _SkipPaths)]:
         _ACCESS.removeFilter(old)
     _ACCESS.addFilter(_SkipPaths(frozenset(path.strip() for path in paths.split(",") if path.strip())))

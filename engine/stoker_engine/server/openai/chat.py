@@ -200,7 +200,7 @@ class _Writer:
 
 
 def _text_of(delta: AnswerDelta) -> Content | Reasoning | None:
-    """Return the text that a delta adds, which is empty for a token without text; None: it adds nothing, or more."""
+    """Return the text that a delta adds, empty for a token without text; None: it adds nothing, or not only text."""
     if len(delta.parts) == 1:
         part = delta.parts[0]
         return part if isinstance(part, Content | Reasoning) else None

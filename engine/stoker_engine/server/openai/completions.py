@@ -47,7 +47,8 @@ def routes(service: Service) -> APIRouter:
             prompt_tokens(each, body.truncate_prompt_tokens, body.max_tokens, info, body.truncation_side or "left")
             for each in encoded
         ]
-        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # one for prompts of equal room
+        # Prompts that leave equal room share their parameters.
+        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
         generation = service.generation(

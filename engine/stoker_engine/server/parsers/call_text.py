@@ -55,7 +55,7 @@ class CallText:
     def before(self, begins: Markers) -> tuple[str, str | None]:
         """Read and return the text before the next call, and the one of `begins` that starts the call.
 
-        Without one, return (the text that cannot start a call, None).
+        Without a call, return (the text that cannot start a call, None).
         """
         at = self._at
         if (found := begins.find(self._text, at)) is not None:

@@ -54,7 +54,7 @@ class NamedCall:
         return self._arguments is not None and not self._arguments.are_whole
 
 
-#: A JSON string without escaped surrogates: a name with lone ones could not be sent.
+#: A JSON string without escaped surrogates: a name with lone surrogates could not be sent.
 _STRING: Final = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"'
 _NAME: Final = rf'\{{\s*"name"\s*:\s*({_STRING})'
 _FIRST: Final = re.compile(rf"\s*\[\s*{_NAME}")

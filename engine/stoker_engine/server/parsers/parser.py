@@ -19,11 +19,11 @@ class ReasoningParser(Protocol):
     Args:
         prompt: text of the prompt, which shows whether the reasoning is open, closed, or has not started.
         calls: whether a tool call also ends the reasoning.
-        continued: whether the answer continues a message in the prompt, and so reasons only if that ends in reasoning.
+        continued: whether the answer continues a message in the prompt, and so reasons only if that message ends so.
 
     Attributes:
         markers: special tokens that must be visible in the text.
-        answer_begins_after: texts after any of which the answer begins. If there are more, the parser has an
+        answer_begins_after: texts after any of which the answer begins. A parser with further such texts has an
             `answer_pattern` that matches all of them. Grammars apply to the text after them.
         is_reasoning: whether the output is still before the answer.
     """
@@ -49,7 +49,7 @@ class ToolParser(Protocol):
     These members are optional. ``structural_tag(tools)`` constrains the arguments of voluntary calls to the tools'
     schemas. ``forced_call(tools)`` is the format of a complete output with a forced call, including the reasoning
     before it, for models that can only be forced to call in their own format. ``new_call_id(name, call_index)`` returns
-    an id that the chat template accepts. ``is_within_call`` tells whether the last call is incomplete.
+    an id that the chat template accepts. ``is_within_call`` states whether the last call is incomplete.
 
     Args:
         tools: tools that may be called.

@@ -55,7 +55,7 @@ class ToolUse:
     def of(
         cls, tools: Sequence[Tool], mode: ToolMode = "auto", names: Sequence[str] | None = None, parallel: bool = True
     ) -> ToolUse:
-        """Return how an answer may use `tools`.
+        """Return the tool use of an answer to a request with `tools`.
 
         Args:
             mode: ``auto`` becomes ``none`` if there are no tools.

@@ -53,7 +53,7 @@ class ResponseRun:
         self._store = store
         self._owner = owner
         self._writer = ResponseWriter(_new_response(body, run, model))
-        if logprobs is not None:  # each delta's tokens get the part that its text belongs to
+        if logprobs is not None:  # short deltas: a delta's logprobs are attached to the item of its text
             run.generation.stream_interval = 1
 
     async def whole(self) -> bytes:

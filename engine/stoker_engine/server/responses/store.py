@@ -61,10 +61,10 @@ class ResponseStore:
         self._owners: dict[bytes, _OwnerResponses] = {}
 
     def put(self, owner: bytes, response_id: str, response: StoredResponse) -> bool:
-        """Store a response; the owner's older one with the same id is replaced.
+        """Store a response; the owner's older response with the same id is replaced.
 
         Returns:
-            Whether the response is stored. One that is too large is not, and displaces nothing.
+            Whether the response is stored. If it is too large, it is not stored and displaces nothing.
         """
         if response.size > self._max_bytes or len(response.items) > self._max_conversation_bytes:
             return False

@@ -27,8 +27,8 @@ class MistralToolParser(CallParser):
     """``[TOOL_CALLS][{"name": "f", "arguments": {…}}, …]``, and since v11 ``[TOOL_CALLS]f[ARGS]{…}`` for each call.
 
     ``[CALL_ID]`` and an id may precede the arguments (v11), and ``[ARGS]`` may be missing. A single object may stand
-    for an array, and ``arguments`` may be missing in objects. Ids other than nine letters and digits are replaced,
-    because Mistral's chat templates reject them.
+    for an array, and ``arguments`` may be missing in objects. Missing ids, and ids other than nine letters and digits,
+    are replaced, because Mistral's chat templates reject them.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_BEGIN, _ID, _ARGUMENTS)

@@ -34,7 +34,9 @@ class OpenAIToolParser:
 
     @classmethod
     def forced_call(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Return the format of optional reasoning and then a call; a free choice of channels could avoid the call.
+        """Return the format of optional reasoning and then a call.
+
+        The channel of the call is fixed: with a free choice, the model could write an answer instead.
 
         Raises:
             RequestError: a tool name is not allowed in a header.
