@@ -55,7 +55,8 @@ def config() -> Config:
         _mapper(400, anthropic_error(400), _status_filter(501), _is_anthropic()) | {"status_code": 400},
         _mapper(400, openai_error(400), _status_filter(501)) | {"status_code": 400},
     ]
-    # Envoy rejects upgrades, such as WebSocket, with 403. After status 426, some clients fall back to plain HTTP.
+    # Envoy rejects upgrades, such as WebSocket, with 403. The mapper replaces this status by 426, after which some
+    # clients fall back to plain HTTP.
     for shape, *of in ((anthropic_error, _is_anthropic()), (openai_error,)):
         mappers.append(_mapper(403, shape(403), _status_filter(403), *of) | {"status_code": 426})
     for status in sorted(_ERRORS.keys() - {403}):

@@ -116,15 +116,15 @@ local function once(text)
   end
 end
 
--- Returns the field and the usage of an event: the counts so far of Stoker's engine, at the event's end, else the API's
--- usage.
+-- Returns the name and the value of an event's usage field: `stoker_usage`, the counts so far, which Stoker's engine
+-- writes at the end of each event, or else the API's field. Returns nothing if the event has neither.
 local function usage_of_event(line)
   local counted = match(line, '"stoker_usage":(%b{})}%s*$')
   if counted then return "stoker_usage", counted end
   if find(line, '"usage"%s*:%s*{') then return usage_of(once(line)) end
 end
 
--- Classifies an event before the output begins: "error", "early", or nil for a part of the output.
+-- Classifies an event that no output precedes: "error", "early" (not a part of the output), or nil (the output begins).
 local function kind_of_event(line)
   local kind = match(line, '"type"%s*:%s*"([%l_.]+)"')
   if kind == "error" or kind == "response.failed" then return "error" end

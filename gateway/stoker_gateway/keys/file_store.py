@@ -98,8 +98,11 @@ class FileStore:
             os.close(folder)
 
     def _write(self, text: str, expected: list[Any]) -> None:
-        """Replace the file, if `text` has the expected documents. Only its owner can read a new file; an existing one
-        keeps its owner and mode."""
+        """Replace the file by `text`. Only its owner can read a new file; an existing one keeps its owner and mode.
+
+        Raises:
+            ArgumentError: `text` does not parse to the expected documents; the file is unchanged.
+        """
         if self._documents(text) != expected:
             raise ArgumentError("--file", f"{self._path} cannot be changed by this command; edit it by hand")
         path = self._path.resolve()

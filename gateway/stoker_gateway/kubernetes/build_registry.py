@@ -29,7 +29,7 @@ def make(
     Args:
         credentials: the servers' API keys by Secret; Secrets without a known key are absent.
         history: keys of earlier registries; updated by this call.
-        holds_external: whether requests are also held for endpoints that another autoscaler than the operator scales.
+        holds_external: whether requests are also held for endpoints with `EndpointFacts.is_scaled_externally`.
     """
     slices = list(slices)
     servers, with_starting = _servers(slices), _servers(slices, with_starting=True)

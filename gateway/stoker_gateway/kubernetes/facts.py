@@ -43,7 +43,7 @@ class EndpointFacts:
         secret: name of the Secret with the API keys of its pods; None means that its pods need no key.
         speaks_tls: whether its pods serve HTTPS.
         scaling: how the operator scales it; None if the operator does not scale it.
-        is_scaled_externally: whether no manifest sets its number of replicas, so that an autoscaler can.
+        is_scaled_externally: whether an autoscaler may set its number of replicas, because no manifest sets it.
     """
 
     namespace: str

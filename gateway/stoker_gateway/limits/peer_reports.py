@@ -53,7 +53,7 @@ class PeerReports:
         self._reported_at[key_id, replica] = now
 
     def begin(self, replica: str, key_id: str, tokens: int, now: float) -> None:
-        """Record the start of a replica's request, until the replica's next statement for the key."""
+        """Count a request that a replica has started. The replica's next statement for the key replaces this count."""
         self._uses.setdefault(key_id, {}).setdefault(replica, KeyUsage()).begin(tokens, now)
         self._reported_at[key_id, replica] = now
 

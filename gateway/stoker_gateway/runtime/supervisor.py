@@ -43,7 +43,8 @@ _PICKER: Final = "stoker_gateway.cli.picker"
 
 
 async def run(settings: GatewaySettings, model_registry: ModelRegistry | None, argv: Sequence[str]) -> int:
-    """Run the gateway until SIGTERM or SIGINT, then wait for active requests; a second signal aborts them.
+    """Run the gateway until SIGTERM or SIGINT, then wait up to `settings.drain_s` seconds for active requests; a second
+    signal aborts them.
 
     Args:
         model_registry: models to serve at the start; None means that the models are not known yet.

@@ -99,7 +99,7 @@ class CertificateKeeper:
             try:
                 trouble = await self._round()
             except Exception:
-                logger.exception("the webhook's certificate cannot be checked: this is a bug in the operator")
+                logger.exception("could not check or renew the webhook's certificate: this is a bug in the operator")
             if trouble and trouble != reported_trouble:  # not logged in every round
                 logger.warning("%s", trouble)
             reported_trouble = trouble

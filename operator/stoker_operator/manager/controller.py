@@ -186,7 +186,8 @@ class Controller:
         return outcome
 
     def _on_news(self, keys: Set[Key]) -> None:
-        """Wake these endpoints, for which a list found changes, and the tasks of all namespaces."""
+        """Wake the endpoints for which a list found changes, all others whose route may have changed, and each
+        namespace's task for the gateway's access to API keys."""
         for key in self._routes.update(keys):
             self._wake(key)
         self._routes.wake_all(self._informer.endpoints())

@@ -207,11 +207,11 @@ def _study(
 
 @dataclass(frozen=True)
 class _Trials:
-    """Trials of proposals.
+    """Plans specs that proposals have changed.
 
     Attributes:
-        spec, catalogue, config, shapes: inputs of the refused plan.
-        reasons: reasons of its violations.
+        spec, catalogue, config, shapes: inputs of the plan before a proposal.
+        reasons: that plan's `Refusal.reason`s. A proposal that resolves one of them need not resolve the others.
     """
 
     spec: Spec

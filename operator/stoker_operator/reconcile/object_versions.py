@@ -30,8 +30,8 @@ class ObjectVersions:
 
     Args:
         kube: the API server's client.
-        resync_seconds: interval of an endpoint's resync, in seconds. In three quarters of it an object is read at
-            most once, regardless of how many endpoints name it and how often they are reconciled.
+        resync_seconds: interval of an endpoint's resync, in seconds. After a read, an object is not read again for
+            three quarters of this interval, no matter how many endpoints name it and how often they are reconciled.
         clock: monotonic clock, in seconds.
     """
 

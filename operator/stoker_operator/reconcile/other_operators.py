@@ -86,7 +86,7 @@ class OtherOperators:
             self._served.add(key)
 
     def replaces(self, key: Key, status: Mapping[str, Any]) -> bool:
-        """Return whether another writer repeatedly replaced the status that is about to be written."""
+        """Return whether another writer repeatedly replaced the status that is about to be written. Log it once."""
         last_status, times, since = self._statuses.get(key, (None, 0, 0.0))
         if last_status != _without_times(status) or times < _STATUS_WRITES or self._clock() - since > _STATUS_SECONDS:
             return False

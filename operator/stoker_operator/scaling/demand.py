@@ -63,7 +63,8 @@ class Demand:
         return max(mean, served + counted) if counted > 0 else mean
 
     def _counted(self, backlog: float, start_seconds: float, window: float, now: float) -> float:
-        """Return the part of the backlog that will still wait when a new replica is ready."""
+        """Return the part of the backlog that needs more replicas: while replicas start, its growth within the window;
+        otherwise the part that will still wait when a new replica is ready."""
         if now - self._started_at <= window:
             return backlog - min(earlier for _, earlier in self._backlogs)
         time, earlier = self._backlogs[0]

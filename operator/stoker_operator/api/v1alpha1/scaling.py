@@ -144,7 +144,8 @@ class Scaling(Part):
 
 
 def _target_can_be_passed(spec: Spec) -> bool:
-    """Return whether a replica can run more requests than the target; True if ``maxNumSeqs`` does not limit this."""
+    """Return whether a replica's metric can exceed the target. False only if the metric is ``runningRequests`` and
+    ``maxNumSeqs`` limits it to the target or less."""
     scaling, limit = spec.scaling, spec.engine.max_num_seqs
     if scaling is None or scaling.measured != "runningRequests" or limit is None:
         return True

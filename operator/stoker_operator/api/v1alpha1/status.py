@@ -136,7 +136,7 @@ class ScalingStatus(Part):
     replicas: Annotated[int, Field(ge=0)]
     """Desired number of replicas."""
     start_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Median of recent start-up times of replicas in seconds, each from the scale-up until the replica is ready."""
+    """Median of recent start-up times in seconds, each from a scale-up until all replicas that it added are ready."""
     start_failure: Annotated[str, Field(max_length=MAX_START_FAILURE)] | None = None
     """Why no replica starts; the gateway's error for held requests includes it."""
 

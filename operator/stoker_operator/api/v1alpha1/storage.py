@@ -54,8 +54,8 @@ class Storage(Part):
     """Volumes of the pods: the cache, and shared memory."""
 
     cache: Cache | None = None
-    """The engine's cache, for example of downloaded weights. Exactly one field must be set; the kind of volume and the
-    claim cannot be changed later. Absent: space on the node."""
+    """The engine's cache, for example of downloaded weights. Exactly one field must be set. The kind of volume and the
+    name of an existing claim cannot be changed later; volumeClaimTemplate lists what can. Absent: space on the node."""
     shm_size: Quantity | None = None
     """Maximum size of /dev/shm, whose content counts towards the pod's memory. Absent: with runtime vllm, limited by
     the pod's memory only; else 512Mi for each accelerator if engines use several, or the container runtime's
