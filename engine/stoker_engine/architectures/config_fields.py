@@ -49,7 +49,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
 class Fields:
     """A parsed config.json, whose values are validated when they are read. A field with a default is never missing.
 
-    All methods except `get` raise `ModelError` if the value has the wrong type or is out of range.
+    All methods except `get` and `required` raise `ModelError` if the value has the wrong type or is out of range.
 
     Args:
         stated: content of the file.

@@ -23,8 +23,8 @@ class BlockTables:
     """Block tables of one group of layers.
 
     Attributes:
-        tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` after a sequence's end and before the sliding
-            window.
+        tables: [sequences, blocks] int32 block numbers. Entries of tokens that no query sees must not be read: they are
+            `NULL_BLOCK`, blocks not released yet, or in a CUDA graph those of an earlier step.
         slot_mapping: [tokens] int64 slot of each new token: block × block_size + offset; -1: padding of a CUDA graph,
             which is not stored. Empty if the kind is "state".
         sliding_window: number of tokens visible to the group's layers, including the current one; None: all.

@@ -18,7 +18,8 @@ class LogitRules:
 
     Attributes:
         allowed: the only tokens that can be chosen; None: all.
-        end_tokens: non-empty sets of tokens that cannot be chosen before ``min_tokens``.
+        end_tokens: the stop tokens and the EOS tokens, which cannot be among the first ``min_tokens`` tokens; empty
+            sets are omitted.
         bad_words: None: there are no bad words.
         bias_tokens, biases: int64 token ids, and the float64 values to add to their logits.
         repetition, frequency, presence: the penalties.

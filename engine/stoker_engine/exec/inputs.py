@@ -1,4 +1,4 @@
-"""Builds the flat input tensors of the model from a step and the rows.
+"""Builds the flat input tensors of the model from a step and the persistent batch (`InputBatch`).
 
 Uses NumPy, whose calls are several times cheaper than torch's at these sizes.
 """

@@ -29,7 +29,7 @@ QUICK_S: Final = 0.5
 MAX_WAITING: Final = 64
 MAX_SLOW: Final = 8
 
-#: Number of steps for which a grammar is tested before it is accepted.
+#: Maximum number of steps for which a grammar is tested before it is accepted.
 TRIED_STEPS: Final = 24
 
 

@@ -166,7 +166,7 @@ def pack(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> None:
 def rows(blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """See `BlockPanels`."""
     codes, scales = Packed.of(blocks, stored, inner)
-    # torch indexes no float8: bytes are looked up.
+    # Rows are gathered as bytes, because torch cannot index float8 tensors on every device.
     found = codes.view(torch.uint8)[ids].view(codes.dtype).float()
     of_rows = scales[:, ids].t().float()
     format = row_format(stored, inner)

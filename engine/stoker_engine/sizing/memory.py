@@ -48,8 +48,8 @@ OTHER_GRAPH_BYTES: Final = 1 * GIB
 #: CPUs, whose ranks need half a MiB each.
 COMMUNICATION_BYTES: Final = GIB // 2
 
-#: Limit of the KV cache on CPUs, whose memory is shared with other programs; ``--kv-cache-memory-bytes`` overrides it
-#: (vLLM's default on CPU).
+#: Limit of the KV cache on CPUs (vLLM's default there), whose memory is shared with other programs.
+#: ``--kv-cache-memory-bytes`` overrides it.
 CPU_KV_CACHE_LIMIT: Final = 4 * GIB
 
 

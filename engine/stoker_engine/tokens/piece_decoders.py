@@ -272,7 +272,10 @@ _CLEANUPS = (
 
 
 class WordPiece(_Local):
-    """Puts a space before each token except the first; a token with the prefix loses that instead."""
+    """Puts a space before each token except the first. Later tokens with the prefix lose it and get no space.
+
+    With `cleanup`, spaces before punctuation and contractions are removed.
+    """
 
     def __init__(self, prefix: str, cleanup: bool) -> None:
         self._prefix, self._cleanup = prefix, cleanup

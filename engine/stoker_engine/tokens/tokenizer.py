@@ -189,7 +189,7 @@ class Tokenizer(Vocabulary):
         )
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token's spelling; None if there is no such token."""
+        """Return the id of the token with this text; None if there is none."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 

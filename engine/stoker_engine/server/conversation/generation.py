@@ -60,11 +60,12 @@ class Generation:
         id: id of the answer, from which the ids of the engine's requests are derived.
         model: name in the answer: the model's, or the adapter's.
         running: set that contains this object while it runs.
-        stream_interval: least number of tokens of a choice's deltas, except the first and the last.
+        stream_interval: minimum number of tokens of a choice's deltas, except the first, the last and those before an
+            error.
         field_names: the engine's field names → the client's, for errors.
         report_cached: whether usage reports prompt tokens found in the prefix cache.
         report_output: whether usage reports generated tokens.
-        front_end: part of the ids of the engine's requests that no other front end uses; empty with one front end.
+        front_end: unique part of this front end's engine request ids; empty with one front end.
         created: time of creation, in Unix seconds.
         prompt_logprobs: index of a prompt → its logprobs, if requested and received.
     """

@@ -26,7 +26,7 @@ class Lifecycle:
         leaving: whether the server has been asked to stop.
         closed: whether the server refuses new requests.
         in_flight: number of requests being answered, except for `OPEN_PATHS`.
-        last_came: arrival of the newest of these requests, in event loop time.
+        last_came: arrival of the newest such request, finished or not, in event loop time; -inf before the first.
     """
 
     leaving: bool = False

@@ -29,7 +29,7 @@ class GraniteToolParser(CallParser):
 
     @classmethod
     def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Return the structural tag that constrains arguments to the tools' schemas; one call per array."""
+        """Return the structural tag that constrains arguments to the tools' schemas, and each array to one call."""
         tags = [
             structural_tag(tools, begin, f'{begin}[{{"name": "NAME", "arguments": ', "}]") for begin in (_TOKEN, _TEXT)
         ]
