@@ -38,7 +38,7 @@ from stoker_engine.core.outputs import StepOutputs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.sizing.cache_groups import CacheGroup
 
-DEATHS, ENGINE = Path(sys.argv[1]), sys.argv[-1]
+DEATHS, ENGINE = Path(sys.argv[1]), sys.argv[-2]
 BLOCKS, VOCABULARY = 256, 300
 
 
