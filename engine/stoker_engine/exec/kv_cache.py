@@ -265,13 +265,13 @@ def _memory_use(
         )
     if is_fixed:
         block = max(memory.stage_block_bytes(config, numbers, layout.sharding))
-        _check_fixed_size(args, use, block, usable_device.memory_bytes)
+        _check_fixed_size(args, use, block, usable_device)
     if use.adapters:
         logger.info("memory of %s", _of_adapters(use, numbers.adapters).removesuffix(" + "))
     return use
 
 
-def _check_fixed_size(args: EngineArgs, use: memory.MemoryUse, block: int, memory_bytes: int) -> None:
+def _check_fixed_size(args: EngineArgs, use: memory.MemoryUse, block: int, device: memory.Device) -> None:
     """Check that a cache of a stated size fits into a rank's memory beside weights and adapters.
 
     Args:
@@ -280,15 +280,15 @@ def _check_fixed_size(args: EngineArgs, use: memory.MemoryUse, block: int, memor
     Raises:
         OutOfMemoryError: it does not; with the largest size that does.
     """
-    room = memory_bytes - use.weights - use.adapters
-    rest = max(room - use.activations - use.allowances, 0)
+    room = device.memory_bytes - use.weights - use.adapters
+    rest = room if device.on_cpu else max(room - use.activations - use.allowances, 0)  # sums for CPUs are upper estimates
     if args.num_gpu_blocks_override is not None:
         flag, size, limit = "--num-gpu-blocks-override", use.num_blocks * block, f"{rest // block}"
     else:
         flag, size, limit = "--kv-cache-memory-bytes", use.kv_cache, f"{rest >> 20}M"
     if size > room:
         raise OutOfMemoryError(
-            f"a KV cache of {_gib(size)} does not fit: {_gib(memory_bytes)} of memory also hold weights of "
+            f"a KV cache of {_gib(size)} does not fit: {_gib(device.memory_bytes)} of memory also hold weights of "
             f"{_gib(use.weights)}{f' and adapters of {_gib(use.adapters)}' if use.adapters else ''}; "
             f"lower {flag} to at most {limit}"
         )
