@@ -281,7 +281,8 @@ def _check_fixed_size(args: EngineArgs, use: memory.MemoryUse, block: int, devic
         OutOfMemoryError: it does not; with the largest size that does.
     """
     room = device.memory_bytes - use.weights - use.adapters
-    rest = room if device.on_cpu else max(room - use.activations - use.allowances, 0)  # sums for CPUs are upper estimates
+    # For CPUs the other sums are upper estimates, which would refuse what fits.
+    rest = room if device.on_cpu else max(room - use.activations - use.allowances, 0)
     if args.num_gpu_blocks_override is not None:
         flag, size, limit = "--num-gpu-blocks-override", use.num_blocks * block, f"{rest // block}"
     else:
