@@ -107,8 +107,6 @@ def test_replayed_steps_equal_eager_steps(
         assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
     assert {graph.shape.tokens for graph in found if not graph.shape.has_chunks} >= {1, 2, 4}
     assert {graph.shape.tokens for graph in found if graph.shape.has_chunks} >= {8, 16}
-    planned = {int(graph.planned[0]) for graph in found if not graph.shape.has_chunks}
-    assert len(planned) > 1 or "batch_invariant" in options
 
 
 def test_replayed_steps_use_adapters_that_are_loaded_later(
