@@ -96,7 +96,7 @@ def test_replayed_steps_equal_eager_steps(
     sizes = {"num_gpu_blocks_override": 120, "max_model_len": 96, "max_num_batched_tokens": 16, "max_num_seqs": 5}
     rng = random.Random(1)
     prompts = [[rng.randrange(2, 500) for _ in range(count)] for count in (1, 40, 9)]
-    lengths = [8, 7, 4]
+    lengths = [14, 7, 4]  # at the end one short sequence decodes alone: it fits the graph for the shortest
     sizes |= {"device": "cpu", "attention_backend": "triton"}
     expected = outputs(LLM(str(path), **{**sizes, **options}), prompts, lengths)  # type: ignore[arg-type]
     llm = LLM(str(path), **{**sizes, **options})  # type: ignore[arg-type]
@@ -107,6 +107,8 @@ def test_replayed_steps_equal_eager_steps(
         assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
     assert {graph.shape.tokens for graph in found if not graph.shape.has_chunks} >= {1, 2, 4}
     assert {graph.shape.tokens for graph in found if graph.shape.has_chunks} >= {8, 16}
+    planned = {int(graph.planned[0]) for graph in found if not graph.shape.has_chunks}
+    assert len(planned) > 1 or "batch_invariant" in options
 
 
 def test_replayed_steps_use_adapters_that_are_loaded_later(
