@@ -16,6 +16,7 @@ from transformers import (
 
 from ..support.engine.guarded_cache import guard
 from ..support.engine.tiny_models import save_model, tiny_gemma3_model, tiny_llama_model
+from ..support.processes import command_line
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,7 +78,7 @@ def demo_reference(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory, wo
 def engine_of(server: int) -> psutil.Process:
     """Return the engine process of a server, which also has a tokenizer process."""
     (engine,) = (
-        child for child in psutil.Process(server).children() if "stoker_engine.processes.main" in child.cmdline()
+        child for child in psutil.Process(server).children() if "stoker_engine.processes.main" in command_line(child)
     )
     return engine
 

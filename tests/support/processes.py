@@ -12,3 +12,11 @@ def lives(process: psutil.Process | int) -> bool:
         return bool(found.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return a process's arguments. There are none if it has ended, as a child between two looks may have."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # also for a zombie
+        return []

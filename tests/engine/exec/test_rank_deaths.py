@@ -39,7 +39,7 @@ from stoker_engine.exec.supervision import Supervision
 from stoker_engine.grammar.matcher import GrammarError
 from stoker_engine.parallel.processors import Machine, deal
 
-from ...support.processes import lives
+from ...support.processes import command_line, lives
 from ...support.waiting import until
 
 PROGRAM = Path(__file__).with_name("crashing_rank.py")
@@ -364,7 +364,7 @@ def test_an_exception_in_the_progress_callback_ends_the_ranks(make: Make) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         make(on_progress=fail)
-    assert not [child for child in psutil.Process().children() if str(PROGRAM) in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if str(PROGRAM) in command_line(child)]
 
 
 def test_an_interrupt_while_a_step_is_sent_ends_the_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from stoker_engine.nodes.head import Head
 from stoker_engine.parallel.rendezvous import rendezvous_at
 from stoker_engine.processes.node_agent import NodeAgent
 
+from ...support.processes import command_line
 from ...support.waiting import until
 
 PROGRAM = Path(__file__).parents[1] / "exec" / "crashing_rank.py"
@@ -119,7 +120,7 @@ class Nodes:
         (found,) = (
             child
             for child in psutil.Process().children()
-            if str(PROGRAM) in (words := child.cmdline()) and words[3] == str(rank)
+            if str(PROGRAM) in (words := command_line(child)) and words[3] == str(rank)
         )
         return found
 

@@ -21,7 +21,7 @@ import pytest
 
 from stoker_engine import LLM, SamplingParams
 
-from ...support.processes import lives
+from ...support.processes import command_line, lives
 from ...support.waiting import until
 from .machines import Machine, Machines, cannot, machines
 
@@ -298,7 +298,7 @@ def test_one_engine_serves_while_the_other_recovers_on_its_machine(
     serves_after(f"rank 0 of 2 {where} gave no result for ", resume)
 
     ranks = ranks_of_node_1()
-    (engine,) = (each for each in two[0].processes("stoker_engine.processes.main") if each.cmdline()[-1] == "1")
+    (engine,) = (each for each in two[0].processes("stoker_engine.processes.main") if command_line(each)[-1] == "1")
     engine.kill()
     serves_after("the engine process was killed by signal 9")
 

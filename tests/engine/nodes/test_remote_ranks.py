@@ -36,6 +36,7 @@ from stoker_engine.nodes.connection import NodeConnection
 from stoker_engine.nodes.handshake import greet_head
 from stoker_engine.processes import node_agent
 
+from ...support.processes import command_line
 from ...support.waiting import until
 from .conftest import (
     PROGRAM,
@@ -49,7 +50,7 @@ from .conftest import (
 
 
 def _no_ranks() -> bool:
-    return not [child for child in psutil.Process().children() if str(PROGRAM) in child.cmdline()]
+    return not [child for child in psutil.Process().children() if str(PROGRAM) in command_line(child)]
 
 
 def test_results_come_in_order_and_ranks_end_together(nodes: Nodes) -> None:

@@ -55,9 +55,12 @@ def _request(request_id: str) -> EngineRequest:
 
 
 def _outputs(*request_ids: str, finished: tuple[str, ...] = ()) -> StepOutputs:
+    return _step([TokenDelta(each, 0, [7]) for each in request_ids], finished)
+
+
+def _step(deltas: list[TokenDelta], finished: tuple[str, ...] = ()) -> StepOutputs:
     ends = [FinishedRequest(each, FinishReason.LENGTH, 1, 1, 2, 0, 1, 1, 0, 0.0) for each in finished]
-    report = StepReport(1, 0, len(request_ids), SchedulerStats(1, 0, 0.0, 0, 0, 0), finished=ends)
-    return StepOutputs([TokenDelta(each, 0, [7]) for each in request_ids], report)
+    return StepOutputs(deltas, StepReport(1, 0, len(deltas), SchedulerStats(1, 0, 0.0, 0, 0, 0), finished=ends))
 
 
 def _ids(outputs: StepOutputs) -> list[str]:
@@ -119,11 +122,21 @@ def test_a_front_end_that_does_not_read_delays_no_other(engine: Engine) -> None:
     tokens = list(range(20_000))  # a pipe takes a few of these messages
     for step in range(40):
         deltas = [TokenDelta("slow", 0, [step, *tokens]), TokenDelta("fast", 0, [step])]
-        engine.links.send(StepOutputs(deltas, None))
+        engine.links.send(_step(deltas))
         assert fast.recv().deltas[0].token_ids == [step]
     assert [slow.recv().deltas[0].token_ids for _ in range(40)] == [[step, *tokens] for step in range(40)]
     engine.links.send(_outputs("slow"))
     assert slow.recv().deltas[0].token_ids == [7], "later messages are sent directly again"
+
+
+def test_a_request_that_fails_before_its_first_step_has_no_owner(engine: Engine) -> None:
+    front_end = engine.front_end()
+    front_end.send(_request("a"))
+    assert engine.receive().id == "a"
+    failed = StepOutputs([TokenDelta("a", 0, [], FinishReason.ERROR)], None)
+    assert engine.links.send(failed).deltas == []
+    assert _ids(front_end.recv()) == ["a"]
+    assert _ids(engine.links.send(failed)) == ["a"]
 
 
 def test_a_later_front_end_learns_the_current_state(engine: Engine) -> None:

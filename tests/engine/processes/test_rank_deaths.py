@@ -17,6 +17,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.processes.engine_process import PROGRAM
 
+from ...support.processes import command_line
 from ...support.waiting import until_async
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -58,7 +59,7 @@ async def _rank(llm: AsyncLLM, number: int) -> psutil.Process:
 
     def find() -> psutil.Process | None:
         for child in psutil.Process(llm.engines[0].process.pid).children():
-            words = child.cmdline()
+            words = command_line(child)
             if "stoker_engine.exec.rank_main" in words and words[4] == str(number):
                 return child
         return None

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_engine.cli.lines import stream_lines
 
+from ...support.processes import command_line
 from .test_rank_deaths import SECONDS, Served, serving
 
 ENGINES, RANKS = 2, 2
@@ -83,17 +84,16 @@ def _each(url: str, metric: str) -> list[float]:
 def _engine(served: Served, engine: int) -> psutil.Process:
     """Return the process of an engine."""
     for process in psutil.Process(served.process.pid).children():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "stoker_engine.processes.main" in words and words[-1] == str(engine):
-                return process
+        words = command_line(process)
+        if "stoker_engine.processes.main" in words and words[-1] == str(engine):
+            return process
     raise AssertionError(f"there is no engine {engine}")
 
 
 def _rank(served: Served, engine: int, rank: int) -> psutil.Process:
     """Return the process of a rank."""
     for process in _engine(served, engine).children():
-        words = process.cmdline()
+        words = command_line(process)
         if "stoker_engine.exec.rank_main" in words:
             index = words.index("stoker_engine.exec.rank_main") + 1
             if words[index] == str(rank):

@@ -25,6 +25,7 @@ import pytest
 from stoker_engine.cli.lines import lines_of
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
+from ...support.processes import command_line
 from ...support.waiting import until
 from .test_serve_command import SERVE
 
@@ -70,12 +71,11 @@ class Served:
             "engine": "stoker_engine.processes.main",
         }.get(name, f"stoker_engine.exec.rank_main {name[5:]}").partition(" ")
         for process in self._all():
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if name == "server" and process.pid == self.process.pid:
-                    return process
-                if module in words and (not number or words[words.index(module) + 1] == number):
-                    return process
+            words = command_line(process)
+            if name == "server" and process.pid == self.process.pid:
+                return process
+            if module in words and (not number or words[words.index(module) + 1] == number):
+                return process
         return None
 
     def wait_for(self, name: str) -> psutil.Process:

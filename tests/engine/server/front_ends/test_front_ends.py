@@ -23,7 +23,7 @@ import pytest
 from stoker_engine.cli.lines import lines_of
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
-from ....support.processes import lives
+from ....support.processes import command_line, lives
 from ....support.waiting import until
 from ...conftest import engine_of
 
@@ -54,7 +54,7 @@ class Running:
         return any(text in line for line in self.log)
 
     def front_ends(self) -> list[psutil.Process]:
-        return [each for each in psutil.Process(self.process.pid).children() if FRONT_END in each.cmdline()]
+        return [each for each in psutil.Process(self.process.pid).children() if FRONT_END in command_line(each)]
 
     def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         """Post on a new connection, so that any front end may answer."""
@@ -295,7 +295,7 @@ def test_front_ends_share_several_engines(tiny_llama: Path) -> None:
         for engine in ("0", "1"):
             assert running.metric("vllm:request_success_total", f'engine="{engine}"') > 0
         children = psutil.Process(running.process.pid).children()
-        engines = [each for each in children if "stoker_engine.processes.main" in each.cmdline()]
+        engines = [each for each in children if "stoker_engine.processes.main" in command_line(each)]
         engines[1].kill()
         until(lambda: running.metric("stoker:engine_up") == 1)
         assert [running.text(_prompt(number)) for number in range(4)] == expected
