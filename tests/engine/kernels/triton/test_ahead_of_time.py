@@ -26,8 +26,9 @@ SHARED = {
 #: Tolerated spilled bytes per thread. On an H200 these tiles were the fastest for heads of 256. Smaller tiles of scaled
 #: groups would not spill on sm_100, but would load more for each product on all targets.
 SPILLED = {
-    ("attention chunk 256 bf16", "sm_90"): 16, ("attention chunk 256 bf16", "sm_100"): 40,
-    ("attention chunk 128 fp32", "sm_80"): 8, ("attention chunk 96 fp16 e4m3", "sm_120"): 8,
+    ("attention chunk 256 bf16", "sm_90"): 16, ("attention chunk 256 bf16", "sm_100"): 24,
+    ("attention chunk 64 bf16", "sm_100"): 8, ("attention decode 256 bf16", "sm_80"): 8,
+    ("attention decode 128 fp16, all a layer may have", "sm_80"): 16,
     ("w8a8_gemm e4m3 in groups, 1024 tokens", "sm_100"): 104,
     ("w8a8_gemm e4m3 in groups, odd size, 1024 tokens", "sm_100"): 136,
     ("grouped_packed_gemm Q6_K bf16", "sm_100"): 24,
