@@ -57,7 +57,8 @@ class _Kinds(NamedTuple):
     @property
     def ask(self) -> np.ndarray:
         """bool [sequences], those in one of the masks."""
-        return self.are_drawn | self.are_special
+        ask: np.ndarray = self.are_drawn | self.are_special
+        return ask
 
     def at(self, indices: np.ndarray) -> _Kinds:
         """Return the kinds of the sequences at `indices`."""
