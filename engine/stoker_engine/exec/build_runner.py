@@ -27,6 +27,7 @@ from stoker_engine.exec.finish.logits import Logits
 from stoker_engine.exec.finish.next_stage import SendToNextStage
 from stoker_engine.exec.finish.prompt_logprobs import PromptLogprobs
 from stoker_engine.exec.finish.sample import Sampling
+from stoker_engine.exec.finish.sampling_graphs import SamplingGraphs
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder
@@ -141,7 +142,7 @@ def build_runner(
         _warm_up(runner, build.kernels, on_progress)
         if not args.enforce_eager and all_agree(groups.engine, _can_be_captured(runner, build)):
             with torch.inference_mode():
-                runner.graphs = _captured(runner, device_batch, groups, on_progress)
+                _capture_graphs(runner, device_batch, groups, on_progress)
     lap("warm-up")
     return runner
 
@@ -229,11 +230,11 @@ def _sampling(
     vocab_size = model.config.vocab_size
     rows_at_once = activations.sampler_rows(vocab_size, min(plan.max_num_seqs, plan.step_tokens))
     on_cpu, has_stages = device.type == "cpu", groups.pipeline.stage.count > 1
-    logits = Logits(model, build.kernels, build.ranks, build.widths(vocab_size), build.rows)
+    vocabulary, widths = build.share(vocab_size), build.widths(vocab_size)
+    logits = Logits(model, build.kernels, build.ranks, vocabulary, widths, build.rows)
     draws = TokenDraws(
         batch=batch,
         logits=logits,
-        vocabulary=build.share(vocab_size),
         rows_at_once=rows_at_once,
         logits_at_once=max(1, _KEPT_BYTES // (build.dtype.itemsize * vocab_size)) if on_cpu else plan.max_num_seqs,
         samples=groups.samples,
@@ -284,19 +285,25 @@ def _can_be_captured(runner: Runner, build: Build) -> bool:
     return not waits and of_tokens and captures_steps(runner.model.backend) and isinstance(runner.model, Decoder)
 
 
-def _captured(
-    runner: Runner, device_batch: DeviceBatch, groups: RankGroups, on_progress: OnProgress
-) -> StepGraphs | None:
+def _capture_graphs(runner: Runner, device_batch: DeviceBatch, groups: RankGroups, on_progress: OnProgress) -> None:
+    """Let the runner replay graphs, unless they cannot be captured."""
+    max_seqs = min(runner.plan.max_num_seqs, runner.plan.step_tokens)
     graphs = StepGraphs(
         runner.model,
         runner.plan,
         runner.pool.caches,
         device_batch,
         runner.rows,
-        max_seqs=min(runner.plan.max_num_seqs, runner.plan.step_tokens),
+        max_seqs=max_seqs,
         max_blocks=runner.batch.tables.shape[2],
         device=runner.device,
         has_adapters=runner.adapters is not None,
         receives=None if groups.pipeline.stage.is_first else runner.dtype,
     )
-    return graphs if capture_all(graphs, runner.plan.graph_bytes, lambda: on_progress(0, 0), groups.engine) else None
+    sampling: SamplingGraphs | None = None
+    if isinstance(runner.finish, Sampling):
+        draws = runner.finish.draws
+        sampling = SamplingGraphs(draws.logits, max_seqs, runner.dtype, runner.device)
+        runner.finish = replace(runner.finish, draws=replace(draws, graphs=sampling))
+    if capture_all(graphs, sampling, runner.plan.graph_bytes, lambda: on_progress(0, 0), groups.engine):
+        runner.graphs = graphs

@@ -1,4 +1,4 @@
-"""Captures the CUDA graphs of steps on the current GPU."""
+"""Captures the CUDA graphs of steps and of their sampling on the current GPU."""
 
 from __future__ import annotations
 
@@ -11,22 +11,32 @@ from contextlib import contextmanager
 import torch
 
 from stoker_engine.exec.capture_agreement import CaptureError, agreed
+from stoker_engine.exec.finish.sampling_graphs import SamplingGraphs
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.parallel.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 
 
-def capture_all(graphs: StepGraphs, planned_bytes: int, on_progress: Callable[[], None], ranks: Communicator) -> bool:
+def capture_all(
+    steps: StepGraphs,
+    sampling: SamplingGraphs | None,
+    planned_bytes: int,
+    on_progress: Callable[[], None],
+    ranks: Communicator,
+) -> bool:
     """Capture all graphs on the current GPU, which takes seconds.
 
     Args:
+        steps: graphs of the forward pass.
+        sampling: graphs of sampling, which are captured after those of `steps`; None: this stage does not sample. If
+            one cannot be captured, there are none.
         planned_bytes: bytes reserved for them. If they take more, a warning is logged.
         ranks: the ranks that share the model, all of which call this.
 
     Returns:
-        Whether they were captured; False: the model's forward pass synchronizes with the device, or one of several
-        ranks could not capture a graph.
+        Whether those of `steps` were captured; False: the model's forward pass synchronizes with the device, or one of
+        several ranks could not capture a graph. Then those of `sampling` are not captured either.
     """
     torch.cuda.empty_cache()
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
@@ -41,21 +51,29 @@ def capture_all(graphs: StepGraphs, planned_bytes: int, on_progress: Callable[[]
             try:
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    hidden = compute()
+                    result = compute()
                 finally:
                     graph.capture_end()
             except RuntimeError as error:
                 raise CaptureError(str(error).partition("\n")[0]) from error
-        return hidden, graph.replay
+        return result, graph.replay
 
-    try:
-        graphs.capture(capture if ranks.size == 1 else agreed(capture, ranks), on_progress)
-    except CaptureError as error:
-        logger.warning("CUDA graphs are disabled: %s", error)
+    def captures(graphs: StepGraphs | SamplingGraphs, sharing: Communicator, consequence: str) -> bool:
+        try:
+            graphs.capture(agreed(capture, sharing), on_progress)
+        except CaptureError as error:
+            logger.warning("%s: %s", consequence, error)
+            return False
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()  # what the uncaptured steps used
+        return True
+
+    if not captures(steps, ranks, "CUDA graphs are disabled"):
         return False
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.empty_cache()  # what the uncaptured steps used
-    _log_captured(sum(map(len, graphs.captured.values())), time.monotonic() - started, free, planned_bytes)
+    count = sum(map(len, steps.captured.values()))
+    if sampling is not None and captures(sampling, sampling.ranks, "CUDA graphs of sampling are disabled"):
+        count += len(sampling.captured)
+    _log_captured(count, time.monotonic() - started, free, planned_bytes)
     return True
 
 
@@ -87,6 +105,6 @@ def _forbid_sync() -> Iterator[None]:
         if "synchroniz" not in str(error):
             raise
         reason = str(error).partition("\n")[0]
-        raise _SyncError(f"the model synchronizes with the GPU ({reason})") from error
+        raise _SyncError(f"the host would wait for the GPU ({reason})") from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)

@@ -11,7 +11,7 @@ graph gathers token ids and positions, and the attention metadata (`exec.graph_i
 none. With LoRA each graph is captured twice: without adapters, and with any adapters.
 
 The results are the same as without graphs, except that GEMM libraries may choose other kernels for the padded size, and
-NCCL another order of summation.
+NCCL another order of summation. Sampling has graphs of its own (`exec.finish.sampling_graphs`).
 """
 
 from __future__ import annotations

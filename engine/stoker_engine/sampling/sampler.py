@@ -121,13 +121,16 @@ def samples_of(tokens: torch.Tensor, largest: torch.Tensor) -> Samples:
         largest: float32 [rows], the largest logit of each row; if that is not finite, the row's token is not valid.
     """
     if tokens.device.type == "cpu":  # Python is faster: the model evicts the code of torch's operators from CPU caches
-        return Samples(partial(_possible, tokens, largest), partial(_results_on_cpu, tokens, largest))
-    possible = _possible(tokens, largest)
-    return Samples(lambda: possible, partial(_results, HostCopy(possible)))
+        return Samples(partial(valid_tokens, tokens, largest), partial(_results_on_cpu, tokens, largest))
+    return already_chosen(valid_tokens(tokens, largest))
 
 
-def received(tokens: torch.Tensor) -> Samples:
-    """Return samples of the tokens that another rank has chosen, int64 [rows]."""
+def already_chosen(tokens: torch.Tensor) -> Samples:
+    """Return samples of tokens that a CUDA graph or another rank has chosen, int64 [rows], `NO_TOKEN` if none can be.
+
+    The copy for the host is started at once. The memory of `tokens` may be overwritten afterwards, as far as the
+    device has read it before.
+    """
     return Samples(lambda: tokens, partial(_results, HostCopy(tokens)))
 
 
@@ -140,8 +143,8 @@ def _results(tokens: HostCopy) -> list[Sampled]:
     return [_corrupted() if token == NO_TOKEN else Sampled([[token]]) for token in tokens.values()]
 
 
-def _possible(tokens: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Return the token of each row, or `NO_TOKEN` if none can be chosen."""
+def valid_tokens(tokens: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Return the token of each row, or `NO_TOKEN` if none can be chosen; see `samples_of`."""
     return torch.where(largest.isfinite(), tokens, NO_TOKEN)
 
 
@@ -219,7 +222,7 @@ def _choose(
             kernels,
         )
         found = drawn if len(drawn) == len(samples) else found.index_copy(0, to_device(of_part, found.device), drawn)
-    possible = _possible(found, _rows(largest, sample_rows))
+    possible = valid_tokens(found, _rows(largest, sample_rows))
     tokens = HostCopy(possible)
 
     with_logprobs = [

@@ -3,6 +3,7 @@
     kernels        of each graph: the driver's record of each launch
     activations    of the largest step, once: graphs share a memory pool, since only one of them runs at a time
     inputs         fixed addresses that all graphs read; and the hidden states that they write
+    sampling       its graphs: kernels, the logits of the largest one, and its inputs
 
 The engine logs the memory that a capture takes, and warns if it is more than this.
 """
@@ -14,7 +15,7 @@ from typing import Final
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.activations import layer_activation_bytes
-from stoker_engine.sizing.step_shapes import captured_shapes, planned_lengths
+from stoker_engine.sizing.step_shapes import captured_shapes, logits_row_bytes, planned_lengths, sampled_rows
 from stoker_engine.sizing.weight_sizes import Sharding
 
 #: Bytes of the driver's memory for each launch in a graph: an estimate from vLLM's logs. 35 graphs of a model of 16
@@ -32,6 +33,9 @@ _DENSE, _MIXTURE, _LATENT, _ADAPTERS, _SUMS = 12, 18, 24, 10, 2
 
 #: Launches of a step outside its layers.
 _STEP: Final = 24
+
+#: Launches of sampling, at most. It has graphs without draws and with draws.
+SAMPLING_LAUNCHES: Final = 24
 
 #: Bytes of workspaces that matrix multiplications keep in the pool.
 _WORKSPACES: Final = 64 << 20
@@ -77,7 +81,17 @@ def graph_bytes(
     activations = layer_activation_bytes(config, tokens, element_bytes, split) + parts * of_part // split.tensor * 4
     tables = num_groups * (sequences + 1) * -(-longest // block_size) * 4
     hidden = tokens * config.hidden_size * element_bytes * (1 if split.pipeline == 1 else 2)  # received, and computed
-    return launches * _LAUNCH_BYTES + activations + _WORKSPACES + tables + hidden
+    sampling = sampling_graph_bytes(config, max_num_seqs, max_num_batched_tokens, element_bytes, split)
+    return launches * _LAUNCH_BYTES + activations + _WORKSPACES + tables + hidden + sampling
+
+
+def sampling_graph_bytes(
+    config: ModelConfig, max_num_seqs: int, max_num_batched_tokens: int, element_bytes: int, split: Sharding
+) -> int:
+    """Return the bytes that the graphs of sampling take on a device of the last stage; see `graph_bytes`."""
+    sizes = sampled_rows(config.vocab_size, min(max_num_seqs, max_num_batched_tokens), element_bytes)
+    logits = sizes[-1] * logits_row_bytes(-(-config.vocab_size // split.tensor), element_bytes)
+    return 2 * len(sizes) * SAMPLING_LAUNCHES * _LAUNCH_BYTES + logits + sizes[-1] * config.hidden_size * element_bytes
 
 
 def _result_dim(attention: AttentionConfig) -> int:

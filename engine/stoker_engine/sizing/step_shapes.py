@@ -7,6 +7,8 @@ several numbers of tokens, each of which may belong to any sequence:
     chunks     8, 16, 32 … 2,048 tokens      of up to as many sequences, decodes among them
 
 More tokens take so long that the device does not wait for the host's launches.
+
+Sampling has graphs of its own, for several numbers of rows of logits.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ _SEQUENCES: Final = (
 )
 #: Numbers of tokens of steps with chunks. They are few because each takes time to capture, and memory.
 _TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
+#: Numbers of rows of logits of the graphs of sampling, and the maximum bytes of these logits.
+_SAMPLED_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_LOGITS_BYTES: Final = 256 << 20
 #: Tokens per decode of the graphs for the shortest sequences, and the factor from one length to the next.
 _SHORTEST, _LONGER = 1024, 4
 
@@ -72,6 +77,22 @@ def planned_lengths(shape: StepShape, cache_tokens: int, max_model_len: int) -> 
         lengths.append(length)
         length *= _LONGER
     return [*lengths[: 1 if shape.has_chunks else None], longest]
+
+
+def sampled_rows(vocab_size: int, max_rows: int, element_bytes: int) -> list[int]:
+    """Return the numbers of rows of logits for which sampling is captured, ascending.
+
+    Args:
+        max_rows: maximum number of rows in a step.
+        element_bytes: bytes of one element of the head's results.
+    """
+    in_memory = _LOGITS_BYTES // logits_row_bytes(vocab_size, element_bytes)
+    return _up_to(max(1, min(max_rows, in_memory)), _SAMPLED_ROWS)
+
+
+def logits_row_bytes(vocab_size: int, element_bytes: int) -> int:
+    """Return the bytes of a row of logits in a graph of sampling: the head's results, and these in float32."""
+    return vocab_size * (element_bytes + 4)
 
 
 def _up_to(limit: int, sizes: tuple[int, ...]) -> list[int]:

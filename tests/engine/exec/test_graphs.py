@@ -20,6 +20,7 @@ from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.core.step import Step
 from stoker_engine.exec.capture import capture_all
 from stoker_engine.exec.device_batch import DeviceBatch, empty_values
+from stoker_engine.exec.finish.sampling_graphs import SamplingGraphs
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.kv_cache import KVCachePlan
 from stoker_engine.kernels.triton.attention.decode_splits import PART_SIZES
@@ -141,11 +142,9 @@ def test_steps_with_adapters_have_no_graph_if_lora_is_off() -> None:
     assert graphs.find(step_of([5], num_decodes=1), has_adapters=True) is None
 
 
-@pytest.mark.parametrize(("taken_mib", "warns"), [(10, False), (90, False), (91, True)])
-def test_a_capture_warns_if_it_takes_more_memory_than_planned(
-    taken_mib: int, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    free, calls = iter((100 << 20, (100 - taken_mib) << 20)), list[str]()
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, taken_mib: int, calls: list[str]) -> None:
+    """Simulate `torch.cuda`, whose graphs note what is captured, and take some memory together."""
+    free = iter((100 << 20, (100 - taken_mib) << 20))
     stream = SimpleNamespace(wait_stream=lambda other: None)
     graph = SimpleNamespace(
         capture_begin=lambda **_: calls.append("begin"), capture_end=lambda: calls.append("end"), replay=lambda: None
@@ -161,13 +160,55 @@ def test_a_capture_warns_if_it_takes_more_memory_than_planned(
         get_sync_debug_mode=lambda: 0,
         set_sync_debug_mode=lambda mode: None,
     )
-    graphs = graphs_of(4, 64, 300)
-    shapes = list(graphs.captured)
-    graphs.captured = {shape: [] for shape in shapes}
-    monkeypatch.setattr(graphs, "_forward", lambda *_: calls.append("forward") or torch.empty(0))
     monkeypatch.setattr(torch, "cuda", cuda)
+
+
+def uncaptured(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> StepGraphs:
+    """Return graphs that note their steps when they are captured."""
+    graphs = graphs_of(4, 64, 300)
+    graphs.captured = {shape: [] for shape in graphs.captured}
+    monkeypatch.setattr(graphs, "_forward", lambda *_: calls.append("forward") or torch.empty(0))
+    return graphs
+
+
+@pytest.mark.parametrize(("taken_mib", "warns"), [(10, False), (90, False), (91, True)])
+def test_a_capture_warns_if_it_takes_more_memory_than_planned(
+    taken_mib: int, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = list[str]()
+    graphs = uncaptured(calls, monkeypatch)
+    fake_cuda(monkeypatch, taken_mib, calls)
     with caplog.at_level("INFO"):
-        assert capture_all(graphs, 90 << 20, lambda: None, SingleRank())
-    assert calls == ["forward", "begin", "forward", "end"] * len(shapes)
+        assert capture_all(graphs, None, 90 << 20, lambda: None, SingleRank())
+    assert calls == ["forward", "begin", "forward", "end"] * len(graphs.captured)
     assert f"they take {taken_mib} MiB of 90 planned" in caplog.text
     assert ("1 MiB more than planned" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_steps_have_graphs_even_if_sampling_cannot_be_captured(
+    synchronizes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, progress = list[str](), list[int]()
+    config = SimpleNamespace(vocab_size=9, hidden_size=3, decoder=SimpleNamespace(embedding=SimpleNamespace(size=None)))
+    logits: Any = SimpleNamespace(model=SimpleNamespace(config=config), ranks=SingleRank())
+    sampling = SamplingGraphs(logits, 4, torch.bfloat16, torch.device("cpu"))
+
+    def sample(hidden: torch.Tensor, parameters: torch.Tensor | None) -> torch.Tensor:
+        if synchronizes and len(hidden) == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return torch.empty(0)
+
+    monkeypatch.setattr(sampling, "_sample", sample)
+    graphs = uncaptured(calls, monkeypatch)
+    fake_cuda(monkeypatch, 0, calls)
+    with caplog.at_level("INFO"):
+        assert capture_all(graphs, sampling, 90 << 20, lambda: progress.append(1), SingleRank())
+    num_steps = sum(map(len, graphs.captured.values()))
+    assert num_steps > 0
+    assert ("CUDA graphs of sampling are disabled: the host would wait" in caplog.text) == synchronizes
+    num_sampling = 0 if synchronizes else 3 * 2
+    assert len(sampling.captured) == num_sampling
+    assert f"captured {num_steps + num_sampling} CUDA graphs" in caplog.text
+    assert len(progress) == num_steps + (2 if synchronizes else num_sampling)
+    assert (sampling.find(3, draws=True) is None) == synchronizes

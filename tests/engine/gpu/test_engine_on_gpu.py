@@ -104,6 +104,22 @@ def test_graphs_give_the_same_results_as_eager_steps(
         assert eager.outputs[0].cumulative_logprob == pytest.approx(replayed.outputs[0].cumulative_logprob, abs=1e-3)
 
 
+def test_graphs_of_sampling_give_the_tokens_of_eager_steps(tiny_llama: Path) -> None:
+    """Greedy and drawn tokens, in steps of 9 sequences to 1, some of them after a replay that had other rows."""
+    options: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "top_k": 40}, {"top_p": 0.9}]
+    params = [
+        SamplingParams(seed=n, max_tokens=3 + 2 * n, ignore_eos=True, **options[n % len(options)]) for n in range(9)
+    ]
+    found = []
+    for enforce_eager in (True, False):
+        llm = engine(tiny_llama, batch_invariant=True, enforce_eager=enforce_eager)
+        for draws in (params, [replace(each, temperature=0) for each in params]):
+            found.append([each.outputs[0].token_ids for each in llm.generate(prompts(9), draws, use_tqdm=False)])
+        graphs = llm.engine.executor.runner.finish.draws.graphs  # type: ignore[union-attr]
+        assert bool(graphs and graphs.captured) is not enforce_eager
+    assert found[:2] == found[2:]
+
+
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_mixtures_equal_transformers(name: str, tmp_path: Path, assert_greedy: AssertGreedy) -> None:
     check_greedy(save_model(tmp_path, tiny_mixture(name)), assert_greedy)

@@ -288,7 +288,7 @@ def test_greedy_tokens_are_gathered_as_two_values_per_row(tiny_llama: Path) -> N
     for requests, num_asking in ((plain, 0), ([*plain[1:], replace(plain[0], params=asking)], 1)):
         with thread_engine(args) as engine:
             runner = engine.executor.runners[-1]  # type: ignore[attr-defined]
-            layers, part = runner.model.config.num_hidden_layers, runner.finish.draws.vocabulary.size * 4
+            layers, part = runner.model.config.num_hidden_layers, runner.finish.draws.logits.vocabulary.size * 4
             with _counted(engine) as counts:
                 for request in requests:
                     engine.add(request)

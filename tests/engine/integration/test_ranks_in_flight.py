@@ -22,14 +22,16 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.engine import Engine
 from stoker_engine.exec import build_runner as build_runner_module
 from stoker_engine.exec.capture_agreement import CaptureError, agreed
+from stoker_engine.exec.finish.sampling_graphs import SamplingGraphs
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.tokens.tokenizer import Tokenizer
 
+from ...support.engine.device_steps import note_sampled, replayed
 from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.thread_ranks import ThreadExecutor, ThreadRanks, thread_engine, thread_groups
 from ...support.engine.tiny_models import save_model, tiny_llama_model
-from .test_row_spaces import Captured, replayed
+from .test_row_spaces import Captured
 from .test_steps_in_flight import SMALL, outputs, parts, requests
 from .test_structured_outputs import constraints
 from .test_structured_outputs import requests as requests_with_grammars
@@ -143,7 +145,7 @@ def replay_steps(executor: ThreadExecutor) -> list[int]:
     def capture(rank: int) -> None:
         runner, groups = executor.runners[rank], executor.groups[rank]
         with torch.inference_mode():
-            runner.graphs = build_runner_module._captured(runner, runner.inputs.device_batch, groups, lambda *_: None)
+            build_runner_module._capture_graphs(runner, runner.inputs.device_batch, groups, lambda *_: None)
 
     with ThreadPoolExecutor(len(executor.runners)) as pool:
         list(pool.map(capture, range(len(executor.runners))))
@@ -175,8 +177,12 @@ def test_replayed_steps_of_ranks_give_the_tokens_of_one_rank(
 ) -> None:
     """A replay is simulated: the ranks compute the step again, padded, from the same memory."""
 
-    def capture_all(graphs: StepGraphs, planned_bytes: int, on_progress: Callable[[], None], ranks: Any) -> bool:
-        graphs.capture(agreed(replayed, ranks))
+    def capture_all(
+        steps: StepGraphs, sampling: SamplingGraphs | None, planned_bytes: int, on_progress: Any, ranks: Any
+    ) -> bool:
+        steps.capture(agreed(replayed, ranks))
+        if sampling is not None:
+            sampling.capture(agreed(replayed, sampling.ranks))
         return True
 
     monkeypatch.setattr(build_runner_module, "attention_backend", lambda *_: Captured())
@@ -188,11 +194,13 @@ def test_replayed_steps_of_ranks_give_the_tokens_of_one_rank(
     with ranks_in_flight(replace(args, **layout)) as engine:
         assert isinstance(engine.executor, ThreadExecutor)
         padding = replay_steps(engine.executor)
+        sampled = note_sampled(engine.executor.runners[-1])
         found = outputs(engine, submitted, random.Random(9))
     assert {key: tokens_of(each) for key, each in found.items()} == {
         key: tokens_of(each) for key, each in expected.items()
     }
     assert len(padding) > 20 and set(padding) > {0}
+    assert {each.draws for each in sampled} == ({False} if "tensor_parallel_size" in layout else {False, True})
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 
-from ...support.engine.device_steps import sample_on_device
+from ...support.engine.device_steps import replayed, sample_on_device
 from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.row_tables import RowTables
 from ...support.engine.thread_ranks import ThreadExecutor
@@ -244,16 +244,6 @@ class Captured(SdpaBackend):
         scores = scores.masked_fill(~is_seen.view(len(query), 1, 1, -1), -torch.inf)
         weights = scores.softmax(-1).nan_to_num(0)
         return torch.einsum("tkgc,tckd->tkgd", weights, values).flatten(1)
-
-
-def replayed(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Simulate a graph's replay by computing again. The batch has the rows of the capture."""
-    found = compute()
-
-    def replay() -> None:
-        found.copy_(compute())
-
-    return found, replay
 
 
 @pytest.mark.parametrize("delta", [0, 5])

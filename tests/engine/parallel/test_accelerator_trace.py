@@ -152,12 +152,15 @@ def test_replayed_steps_communicate_as_eager_ones_of_the_padded_size(trace: Trac
         count = len([call for call in eager[rank][0].calls if call.operation == "allreduce"])
         chunks = [call for call in prompt.calls if call.operation == "allreduce"]
         assert chunks == [Call("allreduce", (32, 4096), torch.bfloat16)] * count  # the last layer computes all tokens
-        others = [call for call in eager[rank][0].calls if call.operation != "allreduce"]
-        assert [call for call in prompt.calls if call.operation != "allreduce"] == others
         sums = [call for call in of_four[rank][1].calls if call.operation == "allreduce"]
         assert [call for call in decode.calls if call.operation == "allreduce"] == sums
-        others = [call for call in eager[rank][1].calls if call.operation != "allreduce"]
-        assert [call for call in decode.calls if call.operation != "allreduce"] == others
+        for index, step in enumerate((prompt, decode)):
+            gathered = [call for call in of_four[rank][index].calls if "allgather" in call.operation]
+            assert [call for call in step.calls if "allgather" in call.operation] == gathered
+            assert bool(gathered) == (rank >= 2)  # only the last stage samples
+            others = [call for call in eager[rank][index].calls if call.operation in ("send", "recv")]
+            assert [call for call in step.calls if call.operation in ("send", "recv")] == others
+            assert len(step.calls) == len(eager[rank][index].calls)
         assert decode.uploads == eager[rank][1].uploads == 1
 
 

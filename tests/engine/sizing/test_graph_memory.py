@@ -6,9 +6,10 @@ import pytest
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.activations import activation_bytes
-from stoker_engine.sizing.graph_memory import graph_bytes
+from stoker_engine.sizing.graph_memory import graph_bytes, sampling_graph_bytes
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import GIB, AdapterNumbers, Device, Numbers, memory_use
+from stoker_engine.sizing.step_shapes import sampled_rows
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 
 LLAMA = {
@@ -25,12 +26,30 @@ def planned(max_num_seqs: int, max_num_batched_tokens: int, split: Sharding = ON
 
 
 def test_the_sum_of_one_sequence_is_that_of_its_parts() -> None:
-    """Decodes of 1,024, 4,096 and 8,192 tokens; steps of 2 tokens with decodes of 1,024 and 8,192."""
+    """Decodes of 1,024, 4,096 and 8,192 tokens; steps of 2 tokens with decodes of 1,024 and 8,192. One row of logits,
+    without and with draws."""
     launches = (3 + 2) * (24 + 32 * 12) * 16384
     activations = 2 * 2 * (5 * 4096 + 3 * 128 + 3 * 14336) * 105 // 100
     parts = 32 * 32 * 130 * 4
     inputs_and_outputs = 2 * 512 * 4 + 2 * 4096 * 2
-    assert planned(1, 2) == launches + activations + parts + (64 << 20) + inputs_and_outputs
+    sampling = 2 * 24 * 16384 + 128256 * (2 + 4) + 4096 * 2
+    assert planned(1, 2) == launches + activations + parts + (64 << 20) + inputs_and_outputs + sampling
+
+
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("vocab_size", [131, 32000, 128256, 262144, 1 << 27])
+def test_sampling_is_captured_for_at_most_256_rows_and_256_mebibytes(vocab_size: int, element_bytes: int) -> None:
+    row = vocab_size * (element_bytes + 4)
+    for max_rows in (1, 2, 3, 8, 100, 256, 1024):
+        sizes = sampled_rows(vocab_size, max_rows, element_bytes)
+        assert sizes == sorted(set(sizes)) and sizes[0] == 1
+        assert sizes[-1] == max(1, min(max_rows, 256, (256 << 20) // row))
+        assert all(size.bit_count() == 1 for size in sizes[:-1])
+
+
+def test_ranks_share_the_logits_of_sampling() -> None:
+    sizes = [sampling_graph_bytes(CONFIG, 256, 2048, 2, Sharding(tensor=tensor)) for tensor in (1, 2)]
+    assert sizes[0] - sizes[1] == 256 * 128256 // 2 * (2 + 4)
 
 
 def test_more_graphs_take_more_memory() -> None:

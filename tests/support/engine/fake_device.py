@@ -35,6 +35,7 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Draft, NewSequence, Step
 from stoker_engine.exec import build_runner, kv_cache
+from stoker_engine.exec.finish.sampling_graphs import SamplingGraphs
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.kernels.triton.compile.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
@@ -341,7 +342,11 @@ def fake_device(
 
 
 def _compute_again(
-    graphs: StepGraphs, planned_bytes: int, on_progress: Callable[[], None], ranks: Communicator
+    steps: StepGraphs,
+    sampling: SamplingGraphs | None,
+    planned_bytes: int,
+    on_progress: Callable[[], None],
+    ranks: Communicator,
 ) -> bool:
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         def replay() -> None:
@@ -349,7 +354,9 @@ def _compute_again(
 
         return compute(), replay
 
-    graphs.capture(capture, on_progress)
+    steps.capture(capture, on_progress)
+    if sampling is not None:
+        sampling.capture(capture, on_progress)
     return True
 
 

@@ -22,17 +22,24 @@ import torch
 
 from stoker_engine.core.step import Sampled, Step
 from stoker_engine.exec.finish.logits import Logits
+from stoker_engine.exec.finish.sampling_graphs import SamplingGraph, SamplingGraphs
 from stoker_engine.exec.finish.verify_draft import verify_draft
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.step_masks import MasksByBatchIndex
 from stoker_engine.grammar.masks import FREE
 from stoker_engine.kernels.select_token import UNIFORM
 from stoker_engine.parallel.transfer import to_device
-from stoker_engine.quant.weight_target import Shard
 from stoker_engine.sampling.draw import uniforms
-from stoker_engine.sampling.sampler import Samples, draw_or_choose, joined, received, replaced, sample, samples_of
+from stoker_engine.sampling.sampler import (
+    Samples,
+    already_chosen,
+    draw_or_choose,
+    joined,
+    replaced,
+    sample,
+    samples_of,
+)
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
-from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
 
 
 class _Kinds(NamedTuple):
@@ -47,6 +54,12 @@ class _Kinds(NamedTuple):
     are_drawn: np.ndarray
     are_special: np.ndarray
 
+    @property
+    def ask(self) -> np.ndarray:
+        """bool [sequences], those in one of the masks."""
+        ask: np.ndarray = self.are_drawn | self.are_special
+        return ask
+
     def at(self, indices: np.ndarray) -> _Kinds:
         """Return the kinds of the sequences at `indices`."""
         return _Kinds(*(each[indices] for each in self))
@@ -57,20 +70,20 @@ class TokenDraws:
     """Draws tokens.
 
     Attributes:
-        vocabulary: this rank's part of the vocabulary.
         rows_at_once: maximum number of rows of logits that the sampler processes at once.
         logits_at_once: maximum number of rows of logits computed at once if each sequence needs only its most likely
             token.
         samples: whether this rank draws tokens and returns complete results; other ranks compute the most likely tokens
             and receive the drawn ones.
+        graphs: graphs of plain sampling; None: tokens are sampled kernel by kernel.
     """
 
     batch: InputBatch
     logits: Logits
-    vocabulary: Shard
     rows_at_once: int
     logits_at_once: int
     samples: bool
+    graphs: SamplingGraphs | None = None
 
     def start(
         self,
@@ -93,11 +106,12 @@ class TokenDraws:
             First tokens of each row of `hidden`, the same on all ranks; and results, one per sequence, which are
             complete only on the sampling rank.
         """
-        if not step.drafts and max(step.num_samples) == 1 and self.batch.asking.isdisjoint(step.rows):
-            return self._choose(hidden, tokens, on_logits)  # the common case, without arrays
         kinds = self._kinds(step, batch_indices)
-        ask = kinds.are_drawn | kinds.are_special
-        if not step.drafts and not ask.any():
+        if (graph := self._graph(len(hidden), step, kinds)) is not None:
+            samples = graph.run(hidden, None if kinds is None else self._draws(step, batch_indices, kinds))
+            on_logits()
+            return samples
+        if kinds is None:
             return self._choose(hidden, tokens, on_logits)
         logits = self.logits.of(hidden, tokens)
         on_logits()
@@ -107,18 +121,40 @@ class TokenDraws:
             return Samples(samples.tokens, partial(_verified, step, batch_indices, found, samples))
         if self.logits.ranks.size == 1:
             return self._draw(logits, step, batch_indices, kinds, found)
-        asking = np.flatnonzero(ask)
+        asking = np.flatnonzero(kinds.ask)
         of_asking = [batch_indices[index] for index in asking]
         return self._draw_on_first_rank(
             logits, asking, lambda whole: self._draw(whole, step, of_asking, kinds.at(asking), found)
         )
 
-    def _kinds(self, step: Step, batch_indices: list[int]) -> _Kinds:
+    def _graph(self, num_rows: int, step: Step, kinds: _Kinds | None) -> SamplingGraph | None:
+        """Return the graph that samples so many rows; None: they are sampled kernel by kernel."""
+        if self.graphs is None or step.drafts or self.logits.rows.has_adapters:
+            return None
+        if kinds is None:
+            return self.graphs.find(num_rows, draws=False)
+        return None if kinds.are_special.any() else self.graphs.find(num_rows, draws=True)
+
+    def _kinds(self, step: Step, batch_indices: list[int]) -> _Kinds | None:
+        """Return how the next tokens are chosen; None: each is the most likely one, and no draft is verified."""
+        if not step.drafts and max(step.num_samples) == 1 and self.batch.asking.isdisjoint(step.rows):
+            return None  # the common case, without arrays
         rows = np.array([step.rows[batch_index] for batch_index in batch_indices], dtype=np.int64)
         are_special = self.batch.is_special[rows]
         if max(step.num_samples) > 1:
             are_special |= np.array(step.num_samples)[batch_indices] > 1
-        return _Kinds(rows, self.batch.is_drawn[rows] & ~are_special, are_special)
+        kinds = _Kinds(rows, self.batch.is_drawn[rows] & ~are_special, are_special)
+        return kinds if step.drafts or kinds.ask.any() else None
+
+    def _draws(self, step: Step, batch_indices: list[int], kinds: _Kinds) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of the sequences in `_Kinds.are_drawn`, int64 [drawn], and how they draw, float64
+        [drawn, parameters]; see `kernels.select_token`."""
+        drawn = np.flatnonzero(kinds.are_drawn)
+        rows, of_drawn = kinds.rows[drawn], [batch_indices[index] for index in drawn]
+        parameters = self.batch.selections[rows]
+        positions = np.array([step.starts[index] + step.lengths[index] for index in of_drawn], dtype=np.int64)
+        parameters[:, UNIFORM] = uniforms(self.batch.streams[rows], positions)
+        return drawn, parameters
 
     def _draw(
         self, logits: torch.Tensor, step: Step, batch_indices: list[int], kinds: _Kinds, masks: MasksByBatchIndex
@@ -127,8 +163,8 @@ class TokenDraws:
         if kinds.are_special.all():
             samples = sample(logits, self._choices(step, batch_indices, masks), self.rows_at_once, self.logits.kernels)
             return Samples(samples.tokens, partial(_verified, step, batch_indices, masks, samples))
-        positions = np.array([step.starts[index] + step.lengths[index] for index in batch_indices])
-        plain = self._draw_plain(logits, kinds.rows, positions, kinds.are_drawn)
+        draws = self._draws(step, batch_indices, kinds)
+        plain = draw_or_choose(logits, *draws, self.rows_at_once, self.logits.kernels)
         if not kinds.are_special.any():
             return plain
         row_indices = np.flatnonzero(kinds.are_special)
@@ -163,29 +199,8 @@ class TokenDraws:
             logits = self.logits.of(part, part_tokens)
             if not parts:
                 on_logits()
-            parts.append(self._likeliest(logits))
+            parts.append(samples_of(*self.logits.likeliest(logits)))
         return joined(parts)
-
-    def _draw_plain(
-        self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, are_drawn: np.ndarray
-    ) -> Samples:
-        """Draw one token in each row of logits in `are_drawn`, and choose the most likely one in the others.
-
-        Args:
-            rows, positions: integers [rows of logits], row of each sequence and position of its next token.
-            are_drawn: bool [rows of logits].
-        """
-        drawn = rows[are_drawn]
-        parameters = self.batch.selections[drawn]
-        parameters[:, UNIFORM] = uniforms(self.batch.streams[drawn], positions[are_drawn])
-        return draw_or_choose(logits, np.flatnonzero(are_drawn), parameters, self.rows_at_once, self.logits.kernels)
-
-    def _likeliest(self, logits: torch.Tensor) -> Samples:
-        """Choose the most likely token of each row, from this rank's part of the logits."""
-        ranks, argmax = self.logits.ranks, self.logits.kernels.argmax
-        if ranks.size == 1:
-            return samples_of(*argmax(logits))
-        return samples_of(*vocab_parallel_argmax(logits, self.vocabulary.start, ranks, argmax))
 
     def _choices(self, step: Step, batch_indices: list[int], masks: MasksByBatchIndex) -> list[SamplingMetadata | None]:
         """Return how to choose in each row of logits."""
@@ -210,7 +225,7 @@ class TokenDraws:
             return sample(logits, choices, self.rows_at_once, kernels)
         asking = [row for row, choice in enumerate(choices) if choice is not None]
         if not asking:
-            return self._likeliest(logits)
+            return samples_of(*self.logits.likeliest(logits))
         of_asking = [choices[row] for row in asking]
         return self._draw_on_first_rank(
             logits, asking, lambda whole: sample(whole, of_asking, self.rows_at_once, kernels)
@@ -230,14 +245,14 @@ class TokenDraws:
             draw: draws tokens from the whole logits of these rows.
         """
         ranks, device = self.logits.ranks, logits.device
-        likeliest = self._likeliest(logits)
+        likeliest = samples_of(*self.logits.likeliest(logits))
         whole = self.logits.gather(logits if len(asking) == len(logits) else logits[to_device(asking, device)])
         if self.samples:
             drawn = draw(whole)
             tokens = ranks.broadcast(drawn.tokens())
             return replaced(likeliest, asking, Samples(lambda: tokens, drawn.collect))
         tokens = ranks.broadcast(torch.empty(len(asking), dtype=torch.int64, device=device))
-        return replaced(likeliest, asking, received(tokens))
+        return replaced(likeliest, asking, already_chosen(tokens))
 
 
 def _verified(step: Step, batch_indices: list[int], masks: MasksByBatchIndex, samples: Samples) -> list[Sampled]:

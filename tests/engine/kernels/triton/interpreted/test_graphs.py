@@ -25,7 +25,7 @@ from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.layers.batch_rows import PADDING
 from stoker_engine.sizing import step_shapes
 
-from .....support.engine.device_steps import sample_on_device
+from .....support.engine.device_steps import sample_by_graphs, sample_on_device
 from .....support.engine.repeating_proposer import RepeatingProposer
 from .....support.engine.tiny_models import tiny_mixture
 from ....integration.test_lora import Served
@@ -35,11 +35,12 @@ pytestmark = pytest.mark.skipif(ON_CHIP, reason="engines on GPUs have CUDA graph
 
 
 def captured(llm: LLM) -> list[StepGraph]:
-    """Replay the engine's steps; return the graphs that are used from now on."""
+    """Replay the engine's steps and their sampling; return the graphs of steps that are used from now on."""
     executor = llm.engine.executor  # type: ignore[union-attr]
     assert isinstance(executor, LocalExecutor)
     runner, found = executor.runner, list[StepGraph]()
     sample_on_device(runner)
+    sample_by_graphs(runner)
     graphs = StepGraphs(
         runner.model,
         runner.plan,
