@@ -374,3 +374,23 @@ def test_plot_needs_the_table_and_known_memory(run: Any, capsys: Any) -> None:
     assert "nothing to plot: the memory is not known; set spec.hardware.resources.limits.memory" in out
     _, out, _ = run("--model", "org/unknown", "--accelerator", "nvidia-l4", "--plot")
     assert "nothing to plot: " in out
+
+
+def test_steps_without_graphs_leave_more_memory_to_the_cache(answer: Any) -> None:
+    def planned(*words: str) -> Any:
+        _, found = answer("--model", "Qwen/Qwen3-8B", "--accelerator", "nvidia-l4", "--count", "1", *words)
+        return next(way for way in found["options"] if way["verdict"] == "chosen")["kvTokensPerCopy"]
+
+    captured = planned()
+    assert captured == planned("--attention-backend", "triton") == planned("--attention-backend=auto")
+    assert captured < planned("--enforce-eager") == planned("--attention-backend", "sdpa")
+    assert captured < planned("--max-num-seqs", "8") < planned("--max-num-seqs", "8", "--max-num-batched-tokens", "64")
+
+
+def test_attention_kernels_are_those_of_runtime_stoker(answer: Any) -> None:
+    code, found = answer(*LLAMA_8B, "--runtime", "vllm", "--attention-backend", "triton")
+    assert code == 2
+    (error,) = found["errors"]
+    assert (error["field"], error["remedy"]) == ("--attention-backend", "omit it")
+    code, _ = answer(*LLAMA_8B, "--runtime", "vllm", "--enforce-eager")
+    assert code == 0
