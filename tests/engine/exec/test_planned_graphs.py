@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.exec.device_batch import DeviceBatch, empty_values
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.kv_cache import KVCachePlan
+from stoker_engine.kernels.triton.attention import decode_splits
 from stoker_engine.kernels.triton.attention.decode_splits import count_parts
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.sizing.activations import layer_activation_bytes
@@ -106,3 +108,13 @@ def test_graphs_of_a_cache_of_any_size_take_what_is_planned_for_the_largest(seed
         found.append(memory_use(config, replace(numbers, num_blocks=num_blocks), device).graphs)
         assert found[-1] == taken(config, of_layer, result, numbers, split, num_blocks)
     assert found == sorted(found) and found[-1] == use.graphs
+
+
+def test_parts_are_counted_as_the_kernels_count_them() -> None:
+    limits = (0, 256, PART_SIZES.medium_from, PART_SIZES.long_from, 1 << 20)
+    near = [limit + by for limit in limits for by in (-257, -1, 0, 1, 255, 511, 1025) if limit + by >= 0]
+    for sizes in (PART_SIZES, PartSizes(32, 64, 128, medium_from=64, long_from=192)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decode_splits, "PART_SIZES", sizes)
+            for length in near:
+                assert sizes.num_parts(length) == count_parts(np.array([length]))

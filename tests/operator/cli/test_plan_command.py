@@ -392,5 +392,12 @@ def test_attention_kernels_are_those_of_runtime_stoker(answer: Any) -> None:
     assert code == 2
     (error,) = found["errors"]
     assert (error["field"], error["remedy"]) == ("--attention-backend", "omit it")
-    code, _ = answer(*LLAMA_8B, "--runtime", "vllm", "--enforce-eager")
-    assert code == 0
+
+
+def test_vllm_without_graphs_has_a_gibibyte_more(answer: Any) -> None:
+    sizes = []
+    for words in ([], ["--enforce-eager"]):
+        code, found = answer(*LLAMA_8B, "--runtime", "vllm", *words)
+        assert code == 0
+        sizes.append(next(way["kvTokensPerCopy"] for way in found["options"] if way["tensor"] == 4))
+    assert sizes[1] - sizes[0] == (1 << 30) // (2 * 32 * 2 * 128 * 2)
