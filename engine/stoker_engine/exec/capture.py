@@ -44,23 +44,23 @@ def capture_all(
     stream.wait_stream(torch.cuda.current_stream())
 
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-        with torch.cuda.stream(stream):
-            with _forbid_sync():
-                compute()  # libraries load kernels at their first launch, which is not allowed in a capture
-            graph = torch.cuda.CUDAGraph()
+        with _forbid_sync():
+            compute()  # libraries load kernels at their first launch, which is not allowed in a capture
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    result = compute()
-                finally:
-                    graph.capture_end()
-            except RuntimeError as error:
-                raise CaptureError(str(error).partition("\n")[0]) from error
+                result = compute()
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:
+            raise CaptureError(str(error).partition("\n")[0]) from error
         return result, graph.replay
 
     def captures(graphs: StepGraphs | SamplingGraphs, sharing: Communicator, consequence: str) -> bool:
         try:
-            graphs.capture(agreed(capture, sharing), on_progress)
+            with torch.cuda.stream(stream):  # also for what prepares the inputs of a capture
+                graphs.capture(agreed(capture, sharing), on_progress)
         except CaptureError as error:
             logger.warning("%s: %s", consequence, error)
             return False

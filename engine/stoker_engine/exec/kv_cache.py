@@ -36,6 +36,7 @@ from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
 from stoker_engine.sizing.batch_limits import BatchLimits, default_batch_limits
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
+from stoker_engine.sizing.graph_memory import are_captured
 from stoker_engine.sizing.kv_format import KVFormat, kv_format
 from stoker_engine.sizing.pipeline_stages import ONE_STAGE, Stage
 from stoker_engine.sizing.state_layout import Piece, state_layout
@@ -236,7 +237,8 @@ def _memory_use(
         num_blocks=args.num_gpu_blocks_override,
         formats=formats,
         fused=device.type == "cuda",
-        has_graphs=not args.enforce_eager and args.attention_backend in ("auto", "triton"),
+        has_graphs=are_captured(args.enforce_eager, args.attention_backend),
+        max_model_len=args.max_model_len,
         adapters=_adapters(args, dtype, device),
     )
     usable_device = memory.Device(

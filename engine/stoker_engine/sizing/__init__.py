@@ -7,7 +7,7 @@ planned_formats  named_experts                      formats of the weights accor
 cache_groups  kv_format  state_layout               layers of different kinds share one pool of equal blocks
 packed_weights                                      which quantized matrices GPUs pack, and their workspace
 activations  lora                                   memory of a step, and of adapters
-graph_memory  step_shapes                           memory of CUDA graphs, and the shapes that they are captured for
+graph_memory  step_shapes  part_sizes               memory of CUDA graphs, and the shapes that they are captured for
 batch_limits                                        default limits of a step
 pipeline_stages  sharding                           layers of each pipeline stage; shards of each layer
 """

@@ -5,7 +5,11 @@
     inputs         fixed addresses that all graphs read; and the hidden states that they write
     sampling       its graphs: kernels, the logits of the largest one, and its inputs
 
-The engine logs the memory that a capture takes, and warns if it is more than this.
+The number of graphs, and the results of the parts into which attention splits keys, grow with the tokens that the KV
+cache holds, and the cache gets the memory that graphs leave. So graphs are planned for a cache of all memory that is
+left for both, which is larger than the real one; the difference in graphs is small.
+
+The engine logs the memory that a capture takes, and warns if it is more than planned.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Final
 from stoker_engine.architectures.decoder_config import AttentionConfig, LayerConfig
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.activations import layer_activation_bytes
+from stoker_engine.sizing.part_sizes import PART_SIZES
 from stoker_engine.sizing.step_shapes import captured_shapes, logits_row_bytes, planned_lengths, sampled_rows
 from stoker_engine.sizing.weight_sizes import Sharding
 
@@ -23,9 +28,8 @@ from stoker_engine.sizing.weight_sizes import Sharding
 #: layers 0.3 GiB, some 20. CUDA 11.2 took 64 KiB (https://forums.developer.nvidia.com/t/244901).
 _LAUNCH_BYTES: Final = 16 << 10
 
-#: Tokens of the KV cache, which limit the number of graphs. The size of the cache is computed after the memory of
-#: graphs, so it is not known here; ten times as many tokens make a third more graphs.
-_CACHE_TOKENS: Final = 1 << 19
+#: Values of ``--attention-backend`` whose steps can be captured; ``auto`` takes Triton's kernels on a GPU.
+_CAPTURED_BACKENDS: Final = ("auto", "triton")
 
 #: Launches of a layer: dense, with a mixture of experts, with latent attention; and in addition those of adapters, and
 #: the sums over ranks.
@@ -40,32 +44,39 @@ SAMPLING_LAUNCHES: Final = 24
 #: Bytes of workspaces that matrix multiplications keep in the pool.
 _WORKSPACES: Final = 64 << 20
 
-#: Keys in a part of a decode's attention, at least (`kernels.triton.attention.decode_splits.PART_SIZES`).
-_PART_KEYS: Final = 256
+
+def are_captured(enforce_eager: bool, attention_backend: str) -> bool:
+    """Return whether a GPU may run steps as CUDA graphs with these values of ``--enforce-eager`` and
+    ``--attention-backend``."""
+    return not enforce_eager and attention_backend in _CAPTURED_BACKENDS
 
 
 def graph_bytes(
     config: ModelConfig,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    max_model_len: int,
+    cache_tokens: int,
     element_bytes: int,
     block_size: int,
     num_groups: int,
     split: Sharding,
     has_adapters: bool = False,
 ) -> int:
-    """Return the bytes that the graphs of a device take.
+    """Return the bytes that the graphs of a device take. They grow with `max_model_len` and `cache_tokens`, of which
+    upper bounds may be given.
 
     Args:
+        max_model_len: maximum tokens of a sequence.
+        cache_tokens: tokens in all blocks of the KV cache.
         element_bytes: bytes of one element of activations.
         block_size: tokens in one block.
         num_groups: number of groups of layers, each with its own block tables.
         split: devices of the engine.
         has_adapters: whether steps with adapters have their own graphs.
     """
-    longest = config.longest_model_len
     shapes = captured_shapes(max_num_seqs, max_num_batched_tokens, has_adapters)
-    lengths = [planned_lengths(shape, _CACHE_TOKENS, longest) for shape in shapes]
+    lengths = [planned_lengths(shape, cache_tokens, max_model_len) for shape in shapes]
     sums = _SUMS * len(config.layers) if split.tensor > 1 else 0
     layers = (sum(map(layer_launches, config.layers)) + sums) // split.pipeline
     of_adapters = _ADAPTERS * len(config.layers) // split.pipeline
@@ -75,11 +86,11 @@ def graph_bytes(
     )
     tokens, sequences = max(shape.tokens for shape in shapes), max(shape.sequences for shape in shapes)
     parts = max(
-        shape.sequences * -(-max(of_shape) // _PART_KEYS) for shape, of_shape in zip(shapes, lengths, strict=True)
+        shape.sequences * PART_SIZES.num_parts(max(of_shape)) for shape, of_shape in zip(shapes, lengths, strict=True)
     )
     of_part = max(layer.attention.num_heads * (_result_dim(layer.attention) + 2) for layer in config.layers)
     activations = layer_activation_bytes(config, tokens, element_bytes, split) + parts * of_part // split.tensor * 4
-    tables = num_groups * (sequences + 1) * -(-longest // block_size) * 4
+    tables = num_groups * (sequences + 1) * -(-max_model_len // block_size) * 4
     hidden = tokens * config.hidden_size * element_bytes * (1 if split.pipeline == 1 else 2)  # received, and computed
     sampling = sampling_graph_bytes(config, max_num_seqs, max_num_batched_tokens, element_bytes, split)
     return launches * _LAUNCH_BYTES + activations + _WORKSPACES + tables + hidden + sampling

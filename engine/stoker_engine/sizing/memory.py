@@ -1,7 +1,8 @@
 """Memory arithmetic: the planner predicts with these sums, and the runner allocates by them.
 
     budget  =  utilization × device memory
-    KV      =  budget − weights − adapters − activations − CUDA graphs − allowances
+    left    =  budget − weights − adapters − activations − allowances
+    KV      =  left − CUDA graphs for a cache of all that is left
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
 Sizes are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
@@ -112,6 +113,7 @@ class Numbers:
         formats: formats of the matrices that are stored in blocks.
         fused: whether Stoker's GPU kernels compute the step.
         has_graphs: whether a GPU may run steps as CUDA graphs.
+        max_model_len: maximum tokens of a sequence, prompt and output; None: the model's default.
         adapters: LoRA adapters; None: none are served.
         kv_cache_memory_bytes: size of the cache; None: the memory that is left.
         num_blocks: fixed number of cache blocks, including the null block; None: computed from the size of the cache.
@@ -128,6 +130,7 @@ class Numbers:
     formats: WeightFormats = ALL_NUMBERS
     fused: bool = False
     has_graphs: bool = True
+    max_model_len: int | None = None
     adapters: AdapterNumbers | None = None
 
 
@@ -179,30 +182,50 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
     ]
     adapters = stage_adapter_bytes(config, numbers, split)
     fixed_bytes = numbers.kv_cache_memory_bytes
-    graphs = _graph_bytes(config, numbers, device)
-    kv_bytes = [
-        kv_cache_bytes(device, of_weights + of_adapters, activations + graphs) if fixed_bytes is None else fixed_bytes
+    left = [
+        kv_cache_bytes(device, of_weights + of_adapters, activations) if fixed_bytes is None else fixed_bytes
         for of_weights, of_adapters in zip(weights, adapters, strict=True)
     ]
+    graphs = _graph_bytes(config, numbers, device, _num_blocks(numbers, left, blocks))
+    kv_bytes = [of_stage - graphs for of_stage in left] if fixed_bytes is None else left
     stage = min(range(split.pipeline), key=lambda index: kv_bytes[index] / blocks[index])
-    num_blocks = max(kv_bytes[stage] // blocks[stage], 0) if numbers.num_blocks is None else numbers.num_blocks
+    num_blocks = _num_blocks(numbers, kv_bytes, blocks)
     allowances = device.allowances + graphs
     return MemoryUse(max(weights), activations, allowances, kv_bytes[stage], num_blocks, max(adapters), graphs)
 
 
-def _graph_bytes(config: ModelConfig, numbers: Numbers, device: Device) -> int:
-    """Return the bytes reserved for CUDA graphs."""
-    if device.on_cpu or not numbers.has_graphs:
+def _num_blocks(numbers: Numbers, kv_bytes: Sequence[int], block_bytes: Sequence[int]) -> int:
+    """Return the number of blocks of a cache.
+
+    Args:
+        kv_bytes: bytes for the cache on each stage.
+        block_bytes: bytes of one block on each stage.
+    """
+    if numbers.num_blocks is not None:
+        return numbers.num_blocks
+    return max(min(size // block for size, block in zip(kv_bytes, block_bytes, strict=True)), 0)
+
+
+def _graph_bytes(config: ModelConfig, numbers: Numbers, device: Device, num_blocks: int) -> int:
+    """Return the bytes reserved for CUDA graphs, for a cache of at most `num_blocks` blocks."""
+    # Steps with adapters are not captured if each rank has other experts (`exec.build_runner`).
+    adapted_experts = numbers.adapters is not None and device.sharding.expert > 1
+    if device.on_cpu or not numbers.has_graphs or (numbers.fused and adapted_experts):
         return 0
     if not numbers.fused or config.num_weights is not None:
         return OTHER_GRAPH_BYTES
+    size, step_tokens = numbers.block_size, numbers.max_num_batched_tokens
+    groups = model_cache_groups(config, size, numbers.kv, device.sharding.tensor)
+    model_len = min(numbers.max_model_len or config.default_model_len, config.longest_model_len)
     return graph_bytes(
         config,
         numbers.max_num_seqs,
-        numbers.max_num_batched_tokens,
+        step_tokens,
+        longest_sequence(groups, usable_blocks(num_blocks), step_tokens, size, model_len),
+        num_blocks * size,
         numbers.element_bytes,
-        numbers.block_size,
-        len(model_cache_groups(config, numbers.block_size, numbers.kv, device.sharding.tensor)),
+        size,
+        len(groups),
         device.sharding,
         numbers.adapters is not None,
     )
@@ -280,8 +303,8 @@ def stage_adapter_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) 
 
 
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
-    """Return the bytes left for the KV cache, on CPUs at most `CPU_KV_CACHE_LIMIT`; `weights` include the bytes of
-    adapters, `activations` those of CUDA graphs. The result is not positive if the model does not fit."""
+    """Return the bytes left for the KV cache and CUDA graphs, on CPUs at most `CPU_KV_CACHE_LIMIT`; `weights` include
+    the bytes of adapters. The result is not positive if the model does not fit."""
     available = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
     return min(available, CPU_KV_CACHE_LIMIT) if device.on_cpu else available
 

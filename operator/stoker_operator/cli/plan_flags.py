@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_engine.contract.names import DTYPES, KV_CACHE_DTYPES
+from stoker_engine.contract.names import ATTENTION_BACKENDS, DTYPES, KV_CACHE_DTYPES
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan.catalogue import Catalogue
@@ -16,11 +16,12 @@ Document = dict[str, Any]
 _FLAGS: Final = (
     "model", "accelerator", "count", "nodes", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size",
     "min_concurrency", "kv_cache_dtype", "max_model_len", "dtype", "quantization", "runtime", "memory", "topology",
+    "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "attention_backend",
     "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
 )  # fmt: skip
 
-#: Flags with a number that the engine gets as arguments.
-_ENGINE_WORDS: Final = ("max_loras", "max_cpu_loras", "max_lora_rank")
+#: Flags of adapters with a number that the engine gets as arguments.
+_ADAPTER_WORDS: Final = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="dtype of the KV cache")
     group.add_argument("--max-model-len", type=int, metavar="N", help="maximum number of tokens of prompt and output")
+    group.add_argument("--max-num-seqs", type=int, metavar="N", help="maximum sequences per step")
+    group.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N", help="maximum tokens per step, over all sequences"
+    )
+    group.add_argument(
+        "--enforce-eager",
+        action="store_const",
+        const=True,
+        help="launch GPU kernels one by one, without memory for CUDA graphs",
+    )
+    group.add_argument(
+        "--attention-backend",
+        choices=ATTENTION_BACKENDS,
+        help="attention kernels of runtime stoker; only auto and triton need memory for CUDA graphs",
+    )
     group.add_argument("--dtype", choices=DTYPES, help="dtype of weights and activations")
     group.add_argument("--quantization", metavar="METHOD", help="quantization of the weights, such as fp8, awq or gptq")
     group.add_argument("--runtime", metavar="NAME", help="the runtime: stoker or vllm (default: stoker)")
@@ -62,7 +78,7 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
     """Return the manifest that is equivalent to the flags.
 
     Raises:
-        Refused: a flag contradicts the catalogue, or a flag of adapters lacks --enable-lora.
+        Refused: a flag contradicts the catalogue or the runtime, or a flag of adapters lacks --enable-lora.
     """
     hardware = {"accelerator": options.accelerator or "cpu", "count": options.count, "nodes": options.nodes}
     if options.memory:
@@ -77,9 +93,11 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
         "runtime": options.runtime,
         "kvCacheDtype": options.kv_cache_dtype,
         "maxModelLen": options.max_model_len,
+        "maxNumSeqs": options.max_num_seqs,
+        "maxNumBatchedTokens": options.max_num_batched_tokens,
         "dtype": options.dtype,
         "quantization": options.quantization,
-        "args": _words_about_adapters(options) or None,
+        "args": [*_words_about_graphs(options), *_words_about_adapters(options)] or None,
     }
     spec: Document = {"model": {"source": source_of(options.model)}, "hardware": _without_none(hardware)}
     if _without_none(parallelism):
@@ -95,8 +113,18 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "plan"}, "spec": spec}
 
 
+def _words_about_graphs(options: argparse.Namespace) -> list[str]:
+    words = ["--enforce-eager"] if options.enforce_eager else []
+    if options.attention_backend is None:
+        return words
+    if options.runtime not in (None, "stoker"):
+        problem = f"names attention kernels of runtime stoker, and the runtime is {options.runtime}"
+        raise Refused(Violation("--attention-backend", problem, "omit it"))
+    return [*words, f"--attention-backend={options.attention_backend}"]
+
+
 def _words_about_adapters(options: argparse.Namespace) -> list[str]:
-    stated = {name: getattr(options, name) for name in _ENGINE_WORDS}
+    stated = {name: getattr(options, name) for name in _ADAPTER_WORDS}
     if not options.enable_lora:
         for name, value in {**stated, "lora_target_modules": options.lora_target_modules}.items():
             if value is not None:

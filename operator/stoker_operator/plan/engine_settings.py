@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
-from stoker_engine.contract.argv import human_int
+from stoker_engine.contract.argv import flag_name, human_int
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.sizing.batch_limits import default_batch_limits
+from stoker_engine.sizing.graph_memory import are_captured
 from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.workload import Workload
 
@@ -42,6 +43,7 @@ class EngineSettings:
             planned for.
         max_lora_rank: maximum rank of an adapter.
         lora_target_modules: modules that adapters may change; empty for all.
+        has_graphs: whether a GPU may run steps as CUDA graphs.
     """
 
     utilization: float
@@ -56,6 +58,7 @@ class EngineSettings:
     num_resident_adapters: int = 0
     max_lora_rank: int = 0
     lora_target_modules: tuple[str, ...] = ()
+    has_graphs: bool = True
 
 
 def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
@@ -63,7 +66,8 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
     not known."""
     engine = workload.engine
     words = engine.args or []
-    unbounded = engine.runtime == "stoker" and _word(words, "long_prefill_token_threshold") == "0"
+    is_stoker = engine.runtime == "stoker"
+    unbounded = is_stoker and _word(words, "long_prefill_token_threshold") == "0"
     limits = default_batch_limits(memory_bytes or 0, key, on_cpu=key == CPU, unbounded_prompts=unbounded)
 
     def number(name: str, otherwise: Any) -> Any:
@@ -76,7 +80,9 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
 
     stated_len = number("max_model_len", None)
     # The memory that vLLM uses for adapters is not known.
-    max_loras = number("max_loras", _OURS.max_loras) if engine.runtime == "stoker" and _serves_adapters(words) else 0
+    max_loras = number("max_loras", _OURS.max_loras) if is_stoker and _is_on(words, "enable_lora") else 0
+    # vLLM captures graphs with each of its attention backends.
+    backend = (_word(words, "attention_backend") if is_stoker else None) or _OURS.attention_backend
     return EngineSettings(
         utilization=_share(engine.gpu_memory_utilization_percent, _word(words, "gpu_memory_utilization")),
         max_num_seqs=engine.max_num_seqs or number("max_num_seqs", limits.max_num_seqs),
@@ -93,13 +99,16 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
         num_resident_adapters=max_loras and number("max_cpu_loras", max_loras),
         max_lora_rank=max_loras and number("max_lora_rank", _OURS.max_lora_rank),
         lora_target_modules=_several(words, "lora_target_modules") if max_loras else (),
+        has_graphs=are_captured(_is_on(words, "enforce_eager"), backend),
     )
 
 
-def _serves_adapters(words: Sequence[str]) -> bool:
-    """Return whether the last of ``--enable-lora`` and ``--no-enable-lora`` enables adapters."""
-    stated = [word for word in words if word.replace("_", "-") in ("--enable-lora", "--no-enable-lora")]
-    return bool(stated) and not stated[-1].startswith("--no")
+def _is_on(words: Sequence[str], name: str) -> bool:
+    """Return whether the last of a flag and its negation, such as ``--enable-lora`` and ``--no-enable-lora``, turns it
+    on; False if there is neither."""
+    flags = {flag_name(name): True, flag_name(f"no_{name}"): False}
+    stated = [flags[flag] for word in words if (flag := word.replace("_", "-")) in flags]
+    return bool(stated) and stated[-1]
 
 
 def _share(percent: int | None, word: str | None) -> float:

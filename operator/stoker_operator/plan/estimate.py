@@ -137,12 +137,6 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         return replace(found, **_of_adapters(numbers, max(stage_adapter_bytes(config, numbers, sharding)))), None
     device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
     use = memory_use(config, numbers, device)
-    parts = {
-        **_of_adapters(numbers, use.adapters),
-        "activation_bytes_per_gpu": use.activations,
-        "reserved_bytes_per_gpu": use.allowances,
-        "usable_bytes_per_gpu": int(device.memory_bytes * device.utilization),
-    }
     step, size = settings.max_num_batched_tokens, numbers.block_size
     groups = model_cache_groups(config, size, numbers.kv, sharding.tensor)
 
@@ -150,18 +144,22 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         return longest_sequence(groups, num_blocks, step, size, limit)
 
     if use.usable_blocks < 1:
-        found = Estimate(use.weights, 0, 0, 0, 0, 0, **parts)
+        found = Estimate(use.weights, 0, 0, 0, 0, 0, **_parts(numbers, use, device))
         return found, Problem("DoesNotFit", _too_large(use, device, bench))
     wanted_len = bench.wanted_len
     exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
     spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
     length = longest(spare, wanted_len)
+    if length < wanted_len and not settings.max_model_len:
+        # The engine gets this length as an argument, and may need less memory for CUDA graphs of shorter sequences.
+        use = memory_use(config, replace(numbers, max_model_len=length), device)
     needed = blocks_per_sequence(groups, max(length, 1), step, size)
     # Layers with a sliding window or a recurrent state keep less than the whole sequence, so that the capacity in
     # tokens follows from the number of whole sequences.
     every_token = len(groups) == 1 and groups[0].kind == "tokens"
     tokens = use.usable_blocks * size if every_token else use.usable_blocks * length // needed
     at_once = use.usable_blocks // needed if length else 0
+    parts = _parts(numbers, use, device)
     found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache, **parts)
     if settings.max_model_len and length < wanted_len:
         message = f"the KV cache of an engine holds {tokens:,} tokens, and one sequence of {wanted_len:,} does not fit"
@@ -187,16 +185,25 @@ def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
 
     If no length is stated, it is `SHORTEST` tokens, or the model's maximum if that is less.
     """
-    device = Device(0, 1.0, bench.on_cpu, sharding)
-    use = memory_use(bench.shape.config, bench.numbers, device)
     size, step = bench.numbers.block_size, bench.settings.max_num_batched_tokens
     groups = model_cache_groups(bench.shape.config, size, bench.numbers.kv, sharding.tensor)
     length = min(bench.settings.max_model_len or SHORTEST, bench.shape.config.longest_model_len)
-    block = max(stage_block_bytes(bench.shape.config, bench.numbers, sharding))
-    cache = (1 + blocks_per_sequence(groups, length, step, size)) * block
+    num_blocks = 1 + blocks_per_sequence(groups, length, step, size)
+    cache = num_blocks * max(stage_block_bytes(bench.shape.config, bench.numbers, sharding))
+    device = Device(0, 1.0, bench.on_cpu, sharding)
+    use = memory_use(bench.shape.config, replace(bench.numbers, num_blocks=num_blocks), device)
     return math.ceil(
         (use.weights + use.adapters + use.activations + use.allowances + cache) / bench.settings.utilization
     )
+
+
+def _parts(numbers: Numbers, use: MemoryUse, device: Device) -> dict[str, Any]:
+    return {
+        **_of_adapters(numbers, use.adapters),
+        "activation_bytes_per_gpu": use.activations,
+        "reserved_bytes_per_gpu": use.allowances,
+        "usable_bytes_per_gpu": int(device.memory_bytes * device.utilization),
+    }
 
 
 def _of_adapters(numbers: Numbers, size: int) -> dict[str, Any]:

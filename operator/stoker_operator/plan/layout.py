@@ -99,6 +99,8 @@ def bench_of(
         num_blocks=settings.num_blocks,
         formats=formats,
         fused=is_stoker and not on_cpu,
+        has_graphs=settings.has_graphs,
+        max_model_len=settings.max_model_len,
         adapters=_adapters(settings, element_bytes(dtype), on_cpu),
     )
     sharers = placement.sizes.used if on_cpu else 1

@@ -16,6 +16,8 @@ from stoker_engine.attention.backend import (
 )
 from stoker_engine.attention.cpu import CpuBackend
 from stoker_engine.attention.sdpa import SdpaBackend
+from stoker_engine.contract.names import ATTENTION_BACKENDS
+from stoker_engine.sizing.graph_memory import are_captured
 
 
 def backends() -> dict[str, type[AttentionBackend]]:
@@ -53,6 +55,14 @@ def test_capabilities_agree_with_methods(name: str) -> None:
         present = {method for method in methods(protocol) if hasattr(backend, method)}
         assert present == (methods(protocol) if has else set()), protocol
     assert all(hasattr(backend, method) for method in methods(AttentionBackend))
+
+
+def test_graphs_are_planned_for_the_backends_that_capture_steps() -> None:
+    for name, backend in backends().items():
+        assert are_captured(False, name) == backend.capabilities.captures_steps
+    assert are_captured(False, "auto")
+    assert not any(are_captured(True, name) for name in ATTENTION_BACKENDS)
+    assert {*backends(), "auto"} == set(ATTENTION_BACKENDS)
 
 
 @pytest.mark.parametrize("is_so", [runs_layers, captures_steps, fuses_kv])

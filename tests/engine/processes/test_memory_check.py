@@ -23,6 +23,15 @@ GIB = 1 << 30
         (EngineArgs("m", tensor_parallel_size=64), GIB, None),  # the sharding check gives a better error
         (EngineArgs("m", data_parallel_size=8, nnodes=2, master_addr="::1"), GIB, None),
         (EngineArgs("m", data_parallel_size=10, nnodes=2, master_addr="::1"), GIB, 4),
+        # Half of the second engine is on the other node.
+        (
+            EngineArgs("m", data_parallel_size=3, tensor_parallel_size=2, nnodes=2, master_addr="::1"),
+            3 * GIB // 4,
+            None,
+        ),
+        (EngineArgs("m", data_parallel_size=3, tensor_parallel_size=2, nnodes=2, master_addr="::1"), GIB // 2, 1),
+        (EngineArgs("m", data_parallel_size=2, tensor_parallel_size=8, nnodes=4, master_addr="::1"), GIB, None),
+        (EngineArgs("m", tensor_parallel_size=64, nnodes=4, master_addr="::1"), GIB, None),
     ],
 )
 def test_engines_that_exceed_the_memory_are_refused(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.sizing.activations import activation_bytes
 from stoker_engine.sizing.graph_memory import graph_bytes, sampling_graph_bytes
 from stoker_engine.sizing.kv_format import kv_format
-from stoker_engine.sizing.memory import GIB, AdapterNumbers, Device, Numbers, memory_use
+from stoker_engine.sizing.memory import (
+    GIB,
+    AdapterNumbers,
+    Device,
+    Numbers,
+    longest_sequence,
+    memory_use,
+    model_cache_groups,
+)
 from stoker_engine.sizing.step_shapes import sampled_rows
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 
@@ -21,8 +31,21 @@ CONFIG = ModelConfig.from_dict(LLAMA)
 BF16 = kv_format("auto", "bfloat16")
 
 
-def planned(max_num_seqs: int, max_num_batched_tokens: int, split: Sharding = ONE_DEVICE, **more: bool) -> int:
-    return graph_bytes(CONFIG, max_num_seqs, max_num_batched_tokens, 2, 16, 1, split, **more)
+#: Bytes of the cache for a token.
+TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
+
+
+def planned(
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    split: Sharding = ONE_DEVICE,
+    max_model_len: int = 8192,
+    cache_tokens: int = 1 << 19,
+    **more: bool,
+) -> int:
+    return graph_bytes(
+        CONFIG, max_num_seqs, max_num_batched_tokens, max_model_len, cache_tokens, 2, 16, 1, split, **more
+    )
 
 
 def test_the_sum_of_one_sequence_is_that_of_its_parts() -> None:
@@ -52,6 +75,17 @@ def test_ranks_share_the_logits_of_sampling() -> None:
     assert sizes[0] - sizes[1] == 256 * 128256 // 2 * (2 + 4)
 
 
+def test_shorter_sequences_and_a_smaller_cache_take_less() -> None:
+    """Decodes of 1,024, 4,096 and 8,192 tokens; of 1,024 and 4,096; of 2,000, twice what is cached. Steps with chunks
+    have the shortest and the longest of these."""
+    graph = (24 + 32 * 12) * 16384
+    parts, columns = 32 * 130 * 4, 2 * 4
+    whole, shorter, cached = planned(1, 1), planned(1, 1, max_model_len=4096), planned(1, 1, cache_tokens=1000)
+    assert whole - shorter == graph + (32 - 16) * parts + 256 * columns
+    assert shorter - planned(1, 1, max_model_len=2000) == 2 * graph + (16 - 8) * parts + (256 - 125) * columns
+    assert whole - cached == 3 * graph + (32 - 8) * parts
+
+
 def test_more_graphs_take_more_memory() -> None:
     few, sequences, tokens = planned(64, 256), planned(1024, 256), planned(64, 2048)
     assert few < sequences and few < tokens
@@ -71,7 +105,8 @@ def test_a_model_of_8_billion_weights_takes_about_a_gibibyte() -> None:
 def test_the_cache_gets_what_graphs_leave() -> None:
     numbers = Numbers(2, BF16, 16, 2048, 256, fused=True, adapters=AdapterNumbers(1, 8, 2))
     use = memory_use(CONFIG, numbers, Device(80 * GIB, 0.9, on_cpu=False))
-    assert use.graphs == planned(256, 2048, has_adapters=True)
+    left = use.kv_cache + use.graphs
+    assert use.graphs == planned(256, 2048, has_adapters=True, cache_tokens=left // (16 * TOKEN_BYTES) * 16)
     assert use.activations == activation_bytes(CONFIG, 2048, 256, 2, fused=True)
     held = use.weights + use.activations + use.adapters + use.allowances
     assert use.allowances == GIB + use.graphs
@@ -82,3 +117,41 @@ def test_other_runtimes_reserve_a_gibibyte_and_cpus_nothing() -> None:
     numbers = Numbers(2, BF16, 16, 2048, 256)
     assert memory_use(CONFIG, numbers, Device(80 * GIB, 0.9, on_cpu=False)).graphs == GIB
     assert memory_use(CONFIG, numbers, Device(80 * GIB, 0.9, on_cpu=True)).graphs == 0
+
+
+@pytest.mark.parametrize("enough", [0, 1, 15, 40])
+def test_a_cache_of_a_stated_size_has_graphs_for_this_size(enough: int) -> None:
+    """Whatever the memory, and whether the size is stated in bytes or in blocks."""
+    numbers = Numbers(2, BF16, 16, 2048, 256, fused=True)
+    expected = planned(256, 2048, max_model_len=0 if enough < 2 else (enough - 1) * 16, cache_tokens=enough * 16)
+    for memory in (1, 20 * GIB, 500 * GIB):
+        device = Device(memory, 0.9, on_cpu=False)
+        assert memory_use(CONFIG, replace(numbers, num_blocks=enough), device).graphs == expected
+        size = enough * 16 * TOKEN_BYTES + 1
+        assert memory_use(CONFIG, replace(numbers, kv_cache_memory_bytes=size), device).graphs == expected
+
+
+def test_the_models_own_length_matters_only_if_it_is_used() -> None:
+    """A model of a million tokens, with a short length and with its own; and the memory limits the length."""
+    numbers = Numbers(2, BF16, 16, 8192, 1024, fused=True)
+    long = ModelConfig.from_dict({**LLAMA, "max_position_embeddings": 1 << 20})
+    large, small = Device(400 * GIB, 0.9, on_cpu=False), Device(24 * GIB, 0.9, on_cpu=False)
+
+    def graphs(config: ModelConfig, device: Device, max_model_len: int | None = None) -> int:
+        return memory_use(config, replace(numbers, max_model_len=max_model_len), device).graphs
+
+    assert graphs(long, large, 8192) == graphs(CONFIG, large) < graphs(long, large) - (256 << 20)
+    use = memory_use(long, numbers, small)
+    fits = longest_sequence(model_cache_groups(long, 16, BF16), use.usable_blocks, 8192, 16, 1 << 20)
+    assert 10_000 < fits < 100_000
+    assert graphs(long, small, fits) <= use.graphs < graphs(long, small, fits) + (64 << 20)
+
+
+def test_eager_steps_and_experts_of_ranks_with_adapters_have_no_graphs() -> None:
+    device = Device(80 * GIB, 0.9, on_cpu=False, sharding=Sharding(tensor=2, expert=2))
+    numbers = Numbers(2, BF16, 16, 2048, 256, fused=True, adapters=AdapterNumbers(1, 8, 2))
+    assert memory_use(CONFIG, numbers, device).graphs == 0
+    assert memory_use(CONFIG, replace(numbers, adapters=None), device).graphs > 0
+    eager, captured = (replace(numbers, adapters=None, has_graphs=each) for each in (False, True))
+    uses = [memory_use(CONFIG, each, device) for each in (eager, captured)]
+    assert uses[0].graphs == 0 and uses[0].kv_cache == uses[1].kv_cache + uses[1].graphs

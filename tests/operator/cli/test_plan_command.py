@@ -68,7 +68,7 @@ def test_json_document_has_documented_fields(answer: Any) -> None:
         "pipeline": 1,
         "data": 2,
         "weightBytesPerGpu": 8_030_527_488,
-        "kvTokensPerCopy": 1_037_312,
+        "kvTokensPerCopy": 1_036_352,
         "maxModelLen": 8192,
         "maxConcurrency": 126,
         "verdict": "chosen",
@@ -374,3 +374,30 @@ def test_plot_needs_the_table_and_known_memory(run: Any, capsys: Any) -> None:
     assert "nothing to plot: the memory is not known; set spec.hardware.resources.limits.memory" in out
     _, out, _ = run("--model", "org/unknown", "--accelerator", "nvidia-l4", "--plot")
     assert "nothing to plot: " in out
+
+
+def test_steps_without_graphs_leave_more_memory_to_the_cache(answer: Any) -> None:
+    def planned(*words: str) -> Any:
+        _, found = answer("--model", "Qwen/Qwen3-8B", "--accelerator", "nvidia-l4", "--count", "1", *words)
+        return next(way for way in found["options"] if way["verdict"] == "chosen")["kvTokensPerCopy"]
+
+    captured = planned()
+    assert captured == planned("--attention-backend", "triton") == planned("--attention-backend=auto")
+    assert captured < planned("--enforce-eager") == planned("--attention-backend", "sdpa")
+    assert captured < planned("--max-num-seqs", "8") < planned("--max-num-seqs", "8", "--max-num-batched-tokens", "64")
+
+
+def test_attention_kernels_are_those_of_runtime_stoker(answer: Any) -> None:
+    code, found = answer(*LLAMA_8B, "--runtime", "vllm", "--attention-backend", "triton")
+    assert code == 2
+    (error,) = found["errors"]
+    assert (error["field"], error["remedy"]) == ("--attention-backend", "omit it")
+
+
+def test_vllm_without_graphs_has_a_gibibyte_more(answer: Any) -> None:
+    sizes = []
+    for words in ([], ["--enforce-eager"]):
+        code, found = answer(*LLAMA_8B, "--runtime", "vllm", *words)
+        assert code == 0
+        sizes.append(next(way["kvTokensPerCopy"] for way in found["options"] if way["tensor"] == 4))
+    assert sizes[1] - sizes[0] == (1 << 30) // (2 * 32 * 2 * 128 * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.exec import kv_cache
 from stoker_engine.exec.kv_cache import plan_kv_cache
+from stoker_engine.sizing.graph_memory import are_captured
+from stoker_engine.sizing.memory import Device
+from stoker_engine.sizing.weight_sizes import Sharding
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.engine_settings import EngineSettings, engine_settings
 from stoker_operator.plan.planner import plan
+from stoker_operator.runtimes.stoker import serve_args
 
 from .conftest import LLAMA_8B, document
 
@@ -184,3 +189,87 @@ def test_adapters_are_counted_only_for_runtime_stoker(words: list[str], expected
 def test_lora_target_modules_are_read_from_arguments(words: list[str], expected: tuple[str, ...]) -> None:
     assert settings(runtime="stoker", args=["--enable-lora", *words]).lora_target_modules == expected
     assert settings(runtime="stoker", args=words).lora_target_modules == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "has_graphs"),
+    [
+        ([], True),
+        (["--enforce-eager"], False),
+        (["--enforce_eager"], False),
+        (["--enforce-eager", "--no-enforce-eager"], True),
+        (["--no-enforce-eager", "--enforce-eager"], False),
+        (["--attention-backend", "sdpa"], False),
+        (["--attention-backend=flash-attn"], False),
+        (["--attention-backend=sdpa", "--attention_backend=triton"], True),
+        (["--attention-backend=auto", "--enforce-eager"], False),
+    ],
+)
+def test_graphs_are_planned_if_the_engine_captures_them(words: list[str], has_graphs: bool) -> None:
+    args = ServeArgs.from_argv(["m", *(word.replace("_", "-") for word in words)]).engine
+    assert are_captured(args.enforce_eager, args.attention_backend) == has_graphs
+    assert settings(runtime="stoker", args=words).has_graphs == has_graphs
+
+
+@pytest.mark.parametrize(
+    ("words", "has_graphs"), [(["--attention-backend=FLASHINFER"], True), (["--enforce-eager"], False)]
+)
+def test_vllm_captures_graphs_with_each_backend(words: list[str], has_graphs: bool) -> None:
+    assert settings(runtime="vllm", args=words).has_graphs == has_graphs
+
+
+#: A million tokens, so that memory limits the length; and a small model whose cache holds millions.
+LONG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 1 << 20,
+    "dtype": "bfloat16",
+}
+SMALL: dict[str, Any] = {
+    **LONG,
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 32768,
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_engine_allocates_the_planned_blocks_on_an_accelerator(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine gets the arguments that the plan renders, and the accelerator's memory in the catalogue."""
+    dice = random.Random(seed)
+    model, key, tensor = dice.choice((LONG, SMALL)), dice.choice(("nvidia-l4", "nvidia-h100-80gb")), dice.choice((1, 2))
+    words = dice.choice(
+        ([], ["--enforce-eager"], ["--attention-backend=sdpa"], ["--attention-backend", "triton"], ["--block-size=64"],
+         ["--enable-lora", "--max-loras=2"], ["--num-gpu-blocks-override=3000"], ["--kv-cache-memory-bytes=2G"])
+    )  # fmt: skip
+    engine = {
+        "maxModelLen": dice.choice((None, 100, 4096, 30_000)),
+        "maxNumSeqs": dice.choice((None, 1, 100)),
+        "maxNumBatchedTokens": dice.choice((None, 512, 4096)),
+    }
+    stated = {name: value for name, value in engine.items() if value is not None}
+    spec = parse(document("hf://org/m", key, 2, parallelism={"tensor": tensor, "data": 2 // tensor}, runtime="stoker",
+                          image="mine:1", args=words, **stated)).spec  # fmt: skip
+    planned = plan(spec, Catalogue.load(), model)
+    memory = Catalogue.load().accelerator(key).memory_mib
+    assert planned.estimate is not None and memory is not None
+    monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory * 1024**2)
+    monkeypatch.setattr(kv_cache, "device_name", lambda device: key)
+    args = serve_args(spec, planned).engine
+    found = plan_kv_cache(args, ModelConfig.from_dict(model), torch.bfloat16, torch.device("cuda"))
+    assert found.num_blocks == planned.estimate.kv_blocks
+    assert found.max_model_len == planned.max_model_len
+    reserved = planned.estimate.reserved_bytes_per_gpu - found.graph_bytes
+    assert reserved == Device(0, 1.0, on_cpu=False, sharding=Sharding(tensor=tensor)).allowances
+    assert (found.graph_bytes == 0) == (words[:1] in (["--enforce-eager"], ["--attention-backend=sdpa"]))

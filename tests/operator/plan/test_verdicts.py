@@ -203,9 +203,10 @@ def test_absent_length_becomes_the_largest_that_fits(spec: SpecOf, runtime: str,
     assert planned.estimate
     assert planned.max_model_len == planned.estimate.max_model_len
     assert planned.max_model_len is not None and 2048 < planned.max_model_len < 131072
-    # All available memory, less the error margin of a GPU prediction.
+    # All available memory, less the error margin of a GPU prediction. The engine's graphs are planned again for this
+    # length, and leave some more.
     assert planned.estimate.kv_tokens_per_copy is not None
-    assert planned.max_model_len / planned.estimate.kv_tokens_per_copy == pytest.approx(1 - margin, abs=0.001)
+    assert planned.max_model_len / planned.estimate.kv_tokens_per_copy == pytest.approx(1 - margin, abs=0.005)
     assert planned.estimate.max_concurrency == 1
 
 

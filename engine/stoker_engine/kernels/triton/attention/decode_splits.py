@@ -15,7 +15,7 @@ The device lists the parts: a CUDA graph, whose number of programs is fixed, nee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,24 +25,9 @@ import triton.language as tl
 from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
+from stoker_engine.sizing.part_sizes import PART_SIZES as PART_SIZES
+from stoker_engine.sizing.part_sizes import PartSizes as PartSizes
 
-
-class PartSizes(NamedTuple):
-    """Numbers of keys in parts, by their position. The last part of a sequence may have fewer.
-
-    Attributes:
-        short, medium, long: keys of a part; each is a multiple of the former, and all are multiples of a tile's keys.
-        medium_from, long_from: positions where medium and long parts begin.
-    """
-
-    short: int = 256
-    medium: int = 512
-    long: int = 1024
-    medium_from: int = 16384
-    long_from: int = 65536
-
-
-PART_SIZES: Final = PartSizes()
 _LENGTHS: Final = tl.constexpr(128)
 _FILLED: Final = tl.constexpr(256)
 
