@@ -15,6 +15,9 @@ from importlib.metadata import EntryPoint, entry_points, version
 
 GROUP = "stoker.commands"
 
+# Stoker's packages, which are installed together.
+PACKAGES = ("stoker", "stoker_common", "stoker_engine", "stoker_operator", "stoker_gateway")
+
 # Descriptions in `stoker --help`. They are here so that the commands need not be imported.
 SUMMARIES = {
     "serve": "serve a model behind an OpenAI-compatible API",
@@ -93,5 +96,4 @@ def is_ours(module: str | None, entry: EntryPoint) -> bool:
     """Return whether the missing module is unknown, or part of Stoker or the command's package."""
     if module is None:
         return True
-    packages = {"stoker", "stoker_common", "stoker_engine", "stoker_operator", entry.module.partition(".")[0]}
-    return module.partition(".")[0] in packages
+    return module.partition(".")[0] in {*PACKAGES, entry.module.partition(".")[0]}

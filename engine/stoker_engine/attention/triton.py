@@ -16,9 +16,11 @@ import torch
 from stoker_engine.attention.backend import AttentionShape, BackendCapabilities, KVCache
 from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.kernels.triton.attention.decode import decode_attention
+from stoker_engine.kernels.triton.attention.decode import decode_attention, merges_parts
 from stoker_engine.kernels.triton.attention.decode_splits import count_parts, decode_splits
 from stoker_engine.kernels.triton.attention.prefill import prefill_attention
+from stoker_engine.kernels.triton.common.float8 import code_of
+from stoker_engine.kernels.triton.common.gpu_target import gpu_target_of
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,19 @@ class _Plan:
     """Plan of a step.
 
     Attributes:
-        counters: for each number of heads, zeros in which a layer's decodes count finished parts: int32 [decodes ×
-            heads]. Layers take turns.
+        counters: for each number of heads of layers whose parts the decode kernel joins, zeros in which a layer's
+            decodes count finished parts: int32 [decodes × heads]. Layers take turns.
     """
 
     metadata: AttentionMetadata
     parts: list[_Part]
     counters: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def counters_of(self, num_heads: int) -> torch.Tensor:
-        """Return the counters for layers with this number of heads."""
+    def counters_of(self, shape: AttentionShape, cache: KVCache) -> torch.Tensor | None:
+        """Return the counters for a layer; None if another launch joins its parts."""
+        num_heads, gpu = shape.num_heads, gpu_target_of(cache.key.device)
+        if not merges_parts(num_heads // shape.num_kv_heads, code_of(cache.key.dtype), gpu):
+            return None
         if num_heads not in self.counters:
             decodes, device = self.metadata.num_decodes, self.metadata.seq_lens.device
             self.counters[num_heads] = torch.zeros(decodes * num_heads, dtype=torch.int32, device=device)
@@ -108,7 +113,7 @@ class TritonBackend(FusedKVStoreBackend):
                     part.seq_lens,
                     part.starts,
                     part.sequences,
-                    plan.counters_of(shape.num_heads),
+                    plan.counters_of(shape, cache),
                     shape.scale,
                     shape.sliding_window,
                     shape.logits_soft_cap,

@@ -11,7 +11,8 @@ from stoker_engine.contract.termination_message import TerminationMessage
 
 logger = logging.getLogger(__name__)
 
-#: Environment variable that names the file. If it is unset, Kubernetes' default file is used if that file exists.
+#: Environment variable that names the file. If it is unset or empty, Kubernetes' default file is used if that file
+#: exists.
 VARIABLE: Final = "STOKER_TERMINATION_LOG"
 
 _KUBERNETES: Final = "/dev/termination-log"
@@ -19,8 +20,9 @@ _KUBERNETES: Final = "/dev/termination-log"
 
 def write(message: TerminationMessage) -> None:
     """Write `message` if there is a file for it. A failed write is only logged."""
-    file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
-    if VARIABLE not in os.environ and not file.is_file():
+    named = os.environ.get(VARIABLE)
+    file = Path(named or _KUBERNETES)
+    if not named and not file.is_file():
         return
     try:
         file.write_text(str(message), encoding="utf-8")  # a line feed could exceed the size that Kubernetes keeps

@@ -129,7 +129,8 @@ class Sampled:
         logprobs: log-probabilities of each of `token_ids`, if requested.
         candidates: for a beam, for which nothing is drawn: (token, log-probability), best first.
         is_corrupted: whether nothing was drawn because logits are NaN or infinite.
-        error: error of the sequence's grammar, because of which nothing was drawn; None: no error.
+        error: why nothing was drawn: an error of the sequence's grammar, or the request allows no token with a finite
+            logit; None: no error.
     """
 
     token_ids: list[list[int]]

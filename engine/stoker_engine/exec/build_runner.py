@@ -238,6 +238,7 @@ def _sampling(
         rows_at_once=rows_at_once,
         logits_at_once=max(1, _KEPT_BYTES // (build.dtype.itemsize * vocab_size)) if on_cpu else plan.max_num_seqs,
         samples=groups.samples,
+        shares_drawn=not has_stages,
     )
     return Sampling(
         batch=batch,

@@ -24,8 +24,8 @@ from stoker_engine.grammar.lark import lark_of
 from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING, check_length
 from stoker_engine.grammar.regex import regex_grammar
 
-#: Maximum number of rules of the grammar: at least one for each format.
-MAX_FORMATS: Final = 2_000
+#: Maximum number of the grammar's rules. A format, a tag and an end of free text each become one or two rules.
+MAX_RULES: Final = 2_000
 
 
 class StructuralTags:
@@ -85,7 +85,7 @@ class StructuralTags:
 
     def _get(self, tag: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
         value = tag.get(name, default)
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             type_names = {"str": "a string", "list": "a list", "dict": "an object", "bool": "true or false"}
             self._refuse(f"{name} must be {type_names.get(kind.__name__, 'a number')}")
         return value
@@ -94,7 +94,7 @@ class StructuralTags:
         structures = [
             {
                 "begin": self._get(structure, "begin", str),
-                "content": {"type": "json_schema", "json_schema": structure.get("schema") or {}},
+                "content": {"type": "json_schema", "json_schema": _or_any(structure.get("schema"))},
                 "end": self._get(structure, "end", str),
             }
             for structure in self._get(tag, "structures", list)
@@ -134,8 +134,8 @@ class StructuralTags:
         return rule
 
     def _rule(self, expression: str, options: str = "") -> str:
-        if len(self._rules) >= MAX_FORMATS:
-            self._refuse(f"it has more than {MAX_FORMATS} formats")
+        if len(self._rules) >= MAX_RULES:
+            self._refuse(f"it is too large: its formats, tags and ends become more than {MAX_RULES} grammar rules")
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {expression}")
         return name
@@ -154,7 +154,7 @@ class StructuralTags:
         return json.dumps(piece, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
 
     def _any_text(self, spec: Mapping[str, Any]) -> str:
-        if spec.get("excludes"):
+        if spec.get("excludes") not in (None, []):
             self._refuse("any_text with excludes is not supported; use triggered_tags")
         return "ANY_TEXT"
 
@@ -188,12 +188,7 @@ class StructuralTags:
 
     def _repeat(self, spec: Mapping[str, Any]) -> str:
         minimum, maximum = self._get(spec, "min", int), self._get(spec, "max", int, -1)
-        if (
-            isinstance(spec["min"], bool)
-            or minimum < 0
-            or (maximum != -1 and maximum < minimum)
-            or max(minimum, maximum) > 10_000
-        ):
+        if minimum < 0 or (maximum != -1 and maximum < minimum) or max(minimum, maximum) > 10_000:
             self._refuse("repeat needs min and max from 0 to 10000 with min <= max; max may be -1 (unlimited)")
         return f"({self._format(spec.get('content'))}){{{minimum},{'' if maximum == -1 else maximum}}}"
 
@@ -259,3 +254,8 @@ class StructuralTags:
         every, separator = f"({' | '.join(tags)})", self._text(self._get(spec, "separator", str))
         more = "" if self._get(spec, "stop_after_first", bool, False) else f" ({separator} {every})*"
         return f"({every}{more})" if self._get(spec, "at_least_one", bool, False) else f"({every}{more})?"
+
+
+def _or_any(schema: Any) -> Any:
+    """Return a schema, or the one of all values if it is absent."""
+    return {} if schema is None else schema

@@ -92,6 +92,7 @@ class BlockStack:
         inner: elements in a row.
         biases: [count, outputs], or None.
         is_packed: whether `blocks` are packed (`BlockPanels`).
+        row_format: format to which activations are quantized before they are multiplied; None: they are not quantized.
     """
 
     blocks: torch.Tensor
@@ -99,6 +100,7 @@ class BlockStack:
     inner: int
     biases: torch.Tensor | None = None
     is_packed: bool = False
+    row_format: RowFormat | None = None
 
 
 #: See `Kernels.block_experts`.

@@ -115,7 +115,7 @@ class AdaptedSite:
     def extended(self, linear: Operation) -> Operation:
         """Return the operation extended by the adapters, or `linear` if adapters may change none of its matrices."""
         if isinstance(linear, CpuLinear) and self._native is not None:
-            return self._native.extended(linear, lambda: self._rows[self.site.space])
+            return self._natively_extended(self._native, linear)
         if not any(map(self._is_changeable, self.site.outputs)):
             return linear
         adapted = _AdaptedOperation(linear, self._added)
@@ -142,12 +142,18 @@ class AdaptedSite:
     def settle(self) -> None:
         """Use lora.cpp for the site if prepacking has turned all operations that were not a `CpuLinear` when they were
         extended into a `CpuLinear`; otherwise do not use it. Must be called after prepacking."""
+        if self._native is None:
+            return
         resolved = [resolve_prepack(adapted.linear) for adapted in self._operations]
-        if not all(isinstance(linear, CpuLinear) for linear in resolved):
+        linears = [linear for linear in resolved if isinstance(linear, CpuLinear)]
+        if len(linears) < len(resolved):
             self._native = None  # for example for a router, which computes in float32
             return
-        for adapted, linear in zip(self._operations, resolved, strict=True):
-            adapted.operation = self.extended(linear)
+        for adapted, linear in zip(self._operations, linears, strict=True):
+            adapted.operation = self._natively_extended(self._native, linear)
+
+    def _natively_extended(self, native: CpuLoraSite, linear: CpuLinear) -> Operation:
+        return native.extended(linear, lambda: self._rows[self.site.space])
 
     def _added(self, y: torch.Tensor, x: torch.Tensor) -> None:
         """Add the adapters' results for x to y, the operation's result."""

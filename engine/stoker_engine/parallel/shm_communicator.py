@@ -178,8 +178,8 @@ class ShmCommunicator:
         if me.failure == _TIMEOUT:
             late = ", ".join(str(rank) for rank in range(self.size) if me.late_ranks >> rank & 1)
             raise RankLostError(
-                f"rank {self.rank} of {self.size} waited in vain for rank {late} ({me.collective}): "
-                f"timeout after {self._timeout_s:g} s"
+                f"rank {self.rank} of {self.size} did not hear from rank {late} within {self._timeout_s:g} s "
+                f"({me.collective})"
             )
         assert me.failure == _MISMATCH
         raise RankLostError(

@@ -150,7 +150,9 @@ def waiting(rank: int, size: int, operation: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(f"rank {rank} of {size} waited in vain ({operation}): {error}") from error
+        raise RankLostError(
+            f"rank {rank} of {size} could not complete an operation with the other ranks ({operation}): {error}"
+        ) from error
 
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:

@@ -124,7 +124,7 @@ class BlockMatrix(nn.Module):
         return experts(self.linears(biases), down.linears(down_biases), self.kernels.act_and_mul(act))
 
     def _stack(self, biases: torch.Tensor | None) -> BlockStack:
-        return BlockStack(self.blocks.data, self.stored, self.inner, biases, self.is_packed)
+        return BlockStack(self.blocks.data, self.stored, self.inner, biases, self.is_packed, self.row_format)
 
     def _linear(
         self, blocks: torch.Tensor, columns: torch.Tensor | None, bias: torch.Tensor | None = None

@@ -4,7 +4,7 @@ A limited number of rows is processed at a time, which bounds a step's memory be
 
 A token is chosen only if the row's largest logit is finite. NaN, +inf, or -inf in all places means that weights or
 activations are corrupted, and no token can be chosen. The check is free, since the largest logit is computed anyway.
-Single logits of -inf are valid.
+Single logits of -inf are valid. If all tokens that the request allows have one, the request gets an error of its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
-#: Placeholder for a token that cannot be chosen.
+#: In place of a token that cannot be chosen: logits are corrupted; or those of all tokens that are allowed are -inf.
 NO_TOKEN: Final = -1
+NONE_ALLOWED: Final = -2
+
+#: Error of a request for `NONE_ALLOWED`.
+_NONE_ALLOWED_ERROR: Final = (
+    "no token can be chosen: the model's logits are -inf for all tokens that allowed_token_ids or the grammar allows"
+)
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class Samples:
     """Tokens of rows of logits, which the device may still compute.
 
     Attributes:
-        tokens: returns the first sampled token of each row on the device, int64 [rows]; `NO_TOKEN` if none can be
-            chosen, and for beams.
+        tokens: returns the first sampled token of each row on the device, int64 [rows]; `NO_TOKEN` or `NONE_ALLOWED`
+            if none can be chosen; `NO_TOKEN` for beams.
         collect: waits for the device, and returns one result per row.
     """
 
@@ -140,7 +146,7 @@ def _results_on_cpu(tokens: torch.Tensor, largest: torch.Tensor) -> list[Sampled
 
 
 def _results(tokens: HostCopy) -> list[Sampled]:
-    return [_corrupted() if token == NO_TOKEN else Sampled([[token]]) for token in tokens.values()]
+    return [Sampled([[token]]) if token >= 0 else _not_sampled(token) for token in tokens.values()]
 
 
 def valid_tokens(tokens: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
@@ -201,9 +207,9 @@ def _choose(
     """
     constrained = _constrained(logits, choices, kernels)
     processed = process_logits(constrained, choices)
+    processed_largest = largest
     if processed is not logits or any(c.allowed is not None for c in choices):
         best, processed_largest = kernels.argmax(processed)
-        largest = torch.where(largest.isfinite(), processed_largest, largest)
 
     samples = [(row, i) for row, c in enumerate(choices) for i in range(c.num_samples)]
     draws: dict[int, Draw] = {}  # by sample index
@@ -222,6 +228,8 @@ def _choose(
             kernels,
         )
         found = drawn if len(drawn) == len(samples) else found.index_copy(0, to_device(of_part, found.device), drawn)
+    if processed_largest is not largest:
+        found = torch.where(_rows(processed_largest, sample_rows).isfinite(), found, NONE_ALLOWED)
     possible = valid_tokens(found, _rows(largest, sample_rows))
     tokens = HostCopy(possible)
 
@@ -250,8 +258,8 @@ def _choose(
         for c in choices:
             own_samples = range(sample_index, sample_index + c.num_samples)
             sample_index += c.num_samples
-            if any(chosen[p] == NO_TOKEN for p in own_samples):
-                sampled.append(_corrupted())
+            if (lowest := min(chosen[p] for p in own_samples)) < 0:
+                sampled.append(_not_sampled(lowest))
                 continue
             of_row = [[by_sample[p]] for p in own_samples if p in by_sample]
             sampled.append(Sampled([[chosen[p]] for p in own_samples], of_row or None))
@@ -274,6 +282,11 @@ def _constrained(logits: torch.Tensor, choices: list[SamplingMetadata], kernels:
 
 def _corrupted() -> Sampled:
     return Sampled([], is_corrupted=True)
+
+
+def _not_sampled(token: int) -> Sampled:
+    """Return the result of a row without a token: of `NO_TOKEN` or `NONE_ALLOWED`."""
+    return Sampled([], error=_NONE_ALLOWED_ERROR) if token == NONE_ALLOWED else _corrupted()
 
 
 def _parts(count: int, at_once: int) -> Iterator[slice]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import PICKER_DETAILS
+from stoker_gateway.protocol.paths import NOT_SERVED
 
 #: ``Retry-After`` of responses with a status in `_RETRYABLE`, in seconds.
 RETRY_AFTER_S: Final = 1
@@ -21,7 +22,7 @@ _INVALID: Final = "invalid_request_error"
 _ERRORS: Final = {
     400: ("the request is not valid HTTP, or its path is invalid", _INVALID, _INVALID),
     403: ("the connection cannot be upgraded; send plain HTTP requests", _INVALID, _INVALID),
-    404: ("the gateway does not serve this path", "not_found_error", "not_found_error"),
+    404: (NOT_SERVED, "not_found_error", "not_found_error"),
     408: ("the request was not received in time, or the stream was idle for too long", _INVALID, _INVALID),
     413: ("the request body is too large", _INVALID, "request_too_large"),
     426: ("this version of HTTP is not supported", _INVALID, _INVALID),

@@ -65,9 +65,10 @@ class PickerMetrics:
         )
         self.held_seconds = Histogram(
             "stoker:gateway_held_seconds",
-            "Time that requests were held because no server was ready, by outcome: routed, timed_out, start_failed, "
-            "no_room (the limit of held requests is reached), cancelled (the client has disconnected), refused (for "
-            "another reason, such as a revoked key).",
+            "Time that requests waited because no server was ready, by outcome: routed, timed_out, start_failed (no "
+            "pod can start), no_room (the limit of held requests is reached), cancelled (the client has disconnected), "
+            "refused (for another reason, such as a revoked key). start_failed and no_room include requests that were "
+            "rejected without being held, with the time until they were rejected.",
             ["model", "outcome"],
             buckets=_HOLDS,
             registry=registry,

@@ -47,7 +47,7 @@ from stoker_gateway.keys.key import Key
 from stoker_gateway.keys.keyring import Keyring
 from stoker_gateway.limits.limiter import Limiter, LocalLimiter
 from stoker_gateway.protocol.envoy_headers import ESTIMATE, GRANT, HELD_HEADER, KEY, MODEL, PICK
-from stoker_gateway.protocol.paths import FORMS, MODELS, POSTED, RESPONSES, SCHEMA, response_id
+from stoker_gateway.protocol.paths import FORMS, MODELS, NOT_SERVED, POSTED, RESPONSES, SCHEMA, response_id
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling
 from stoker_gateway.scheduling.in_flight import InFlight
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
@@ -290,7 +290,7 @@ class RequestHandler:
             self._first_endpoint(key)
             return None
         if path not in POSTED and response_id(path) is None:
-            raise NotFoundError("the gateway does not serve this path")
+            raise NotFoundError(NOT_SERVED)
         if head.method != "POST" and path in POSTED:
             raise MethodError("POST")
         if path in POSTED:
@@ -452,7 +452,8 @@ class RequestHandler:
         return choice
 
     def _held(self, model: str, outcome: str, held_s: float) -> None:
-        """Record a held request's outcome (`HeldOutcome`), and the seconds that it waited."""
+        """Record the outcome (`HeldOutcome`) of a request that was held or rejected instead, and the seconds that it
+        waited."""
         if model in self._queues:  # the series of a removed model must not be created again
             self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 

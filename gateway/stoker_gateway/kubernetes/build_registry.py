@@ -12,7 +12,7 @@ from stoker_gateway.kubernetes.watch import Name
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling, cluster_name
 
 #: Reasons, shown to clients, why an endpoint's requests are rejected. They name neither its namespace nor its Secret.
-NO_CREDENTIAL: Final = "the gateway cannot read the API key of its servers; the gateway's log says why"
+NO_CREDENTIAL: Final = "the gateway cannot read the API key of the model's servers; the gateway's log states the reason"
 TLS: Final = "its servers use TLS, which the gateway does not support"
 
 

@@ -28,6 +28,11 @@ OTHERS: Final = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/aud
 #: All paths for POST requests whose body names a model.
 POSTED: Final = GENERATING | FREE | FORMS | OTHERS
 
+#: Error message for all other paths.
+NOT_SERVED: Final = (
+    f"the gateway does not serve this path; paths of OpenAI's and Anthropic's APIs begin with /v1, such as {CHAT}"
+)
+
 #: Path segments that may follow the id of a response.
 _OF_A_RESPONSE: Final = ("input_items", "cancel")
 

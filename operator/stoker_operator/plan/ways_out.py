@@ -141,12 +141,12 @@ def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
         found = trial(alone, True) if alone is not None else None
         if found is None or (found.advice is None and not found.unknown):
             continue
-        count_text = f"hardware.count {count} and " if count != current_count else ""
+        one_node = "set hardware.nodes to 1" + (f", hardware.count to {count}" if count != current_count else "")
         if found.advice is None:
-            text, change = f"use nodes 1 with {count_text}no spec.parallelism", {**change, "parallelism": None}
+            text, change = f"{one_node} and remove spec.parallelism", {**change, "parallelism": None}
         else:
             option = found.advice.option
-            text = f"use nodes 1 with {count_text}{option_text(option)}"
+            text = f"{one_node} and use {option_text(option)}"
             change = {**shared_by(option.sizes, option.expert, count), **engine}
         proposal = Proposal(text + (", and set spec.engine.quantization to fp8" if engine else ""), change)
         if _accepts(spec, proposal, trial, _kept(found)):

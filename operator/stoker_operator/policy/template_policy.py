@@ -303,8 +303,8 @@ def _not(path: str, value: Any, remedy: str) -> Violation:
 
 
 def _violation(path: str, message: str, remedy: str, otherwise: TemplateUse = "Full") -> Violation:
-    ask = f"or ask the administrator for the Helm chart's value policy.template: {otherwise}"
-    return Violation(path, message, f"{remedy}, {ask}", reason="TemplateNotPermitted")
+    ask = f"ask an administrator to set the Helm chart's value policy.template to {otherwise}"
+    return Violation(path, message, f"{remedy}, or {ask}", reason="TemplateNotPermitted")
 
 
 def _shown(value: Any) -> str:

@@ -45,6 +45,22 @@ def test_termination_log_contains_paths_that_are_not_utf8(tmp_path: Path, monkey
     assert file.read_text() == "ModelNotFound: /models/? is missing"
 
 
+@pytest.mark.parametrize("value", [None, ""])
+def test_kubernetes_file_is_written_only_if_it_exists(
+    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "termination-log"
+    monkeypatch.setattr(termination_log, "_KUBERNETES", str(file))
+    monkeypatch.delenv(termination_log.VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(termination_log.VARIABLE, value)
+    termination_log.write(TerminationMessage(Reason.ENGINE_DIED, "x"))
+    assert not file.exists()
+    file.touch()
+    termination_log.write(TerminationMessage(Reason.ENGINE_DIED, "x"))
+    assert file.read_text() == "EngineDied: x"
+
+
 @pytest.mark.parametrize(
     "error, reason",
     [

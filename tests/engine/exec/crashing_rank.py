@@ -100,7 +100,7 @@ class Joined:
             time.sleep(0.001)  # sleeps: ranks that wait for each other by looking
         else:
             return
-        raise RankLostError(f"rank {self.rank} waited in vain")
+        raise RankLostError(f"rank {self.rank} did not hear from rank 0")
 
     def settle(self) -> None:
         pass

@@ -115,12 +115,14 @@ def test_hidden_states_sent_by_a_stage_are_received_by_the_next(tensor: int, pip
             assert collectives == [c for c in traced[layout.tensor_groups()[stage.index][0]][step] if c.peer is None]
 
 
-def test_sampled_tokens_are_broadcast_once(trace: Trace) -> None:
-    config = {**LLAMA_8B, "num_hidden_layers": 1}
-    traced = called(trace(config, [prompts(9, 16, greedy=False)], tensor_parallel_size=4))
+@pytest.mark.parametrize(("tensor", "pipeline"), [(4, 1), (2, 2)])
+def test_sampled_tokens_are_broadcast_once_but_not_in_a_pipeline(tensor: int, pipeline: int, trace: Trace) -> None:
+    config = {**LLAMA_8B, "num_hidden_layers": pipeline}
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    traced = called(trace(config, [prompts(9, 16, greedy=False)], **sizes))[-tensor:]
     assert all(of_rank == traced[0] for of_rank in traced)
     names = [call.operation for call in traced[0][0]]
-    assert names.count("broadcast") == 1
+    assert names.count("broadcast") == (pipeline == 1)
 
 
 def test_layers_of_tensor_parallel_ranks_launch_few_kernels(trace: Trace) -> None:

@@ -19,6 +19,7 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step import Sampled
+from stoker_engine.exec.finish.verify_draft import verify_draft
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.kernels.select_token import keep_likely
 from stoker_engine.sampling.draw import Draw, selection, stream, uniforms
@@ -32,6 +33,7 @@ def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) ->
     known = known or [0]
     seed, num_samples = fields.pop("seed", 0), fields.pop("num_samples", 1)
     bad_words, end_tokens = fields.pop("bad_words", ()), fields.pop("end_tokens", ())
+    allowed = fields.pop("allowed", None)
     params = SamplingParams(**fields, min_tokens=9 if end_tokens else 0)
     request = EngineRequest("r", known[:prompt], params, 16, eos_token_ids=frozenset(end_tokens), bad_words=bad_words)
     rules = LogitRules.of(request)
@@ -39,7 +41,8 @@ def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) ->
     for token in known[prompt:]:
         if counts is not None:
             counts.add(token)
-    return SamplingMetadata(params, seed, known, prompt, num_samples, rules, counts, may_end=not end_tokens)
+    may_end = not end_tokens
+    return SamplingMetadata(params, seed, known, prompt, num_samples, rules, counts, may_end=may_end, allowed=allowed)
 
 
 #: The kernels that the engine uses on this machine.
@@ -246,11 +249,38 @@ def test_rows_with_nan_or_infinity_are_reported_and_others_unchanged(temperature
     assert [s.token_ids for s in found[::2]] == [s.token_ids for s in expected[::2]]
 
 
-def test_row_without_a_possible_token_is_reported() -> None:
-    logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(14))
-    logits[0, 5] = -torch.inf
-    found = sample(logits, [_sequence(allowed_token_ids=[5]), _sequence()])
-    assert [s.is_corrupted for s in found] == [True, False]
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_whose_allowed_tokens_are_all_impossible_are_not_corrupted(temperature: float) -> None:
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(14))
+    logits[:, 5] = logits[5, 17] = -torch.inf
+    logits[2] = torch.nan
+    mask = np.array([1 << 5, 0], dtype=np.int32)
+    fields: list[dict[str, Any]] = [
+        {"allowed_token_ids": [5]},
+        {},
+        {"allowed_token_ids": [5]},
+        {"allowed_token_ids": [5], "num_samples": 2, "logprobs": 1},
+        {"allowed": mask},
+        {"allowed_token_ids": [5, 17]},
+    ]
+    found = sample(logits, [_sequence(seed=row, temperature=temperature, **each) for row, each in enumerate(fields)])
+    assert [s.is_corrupted for s in found] == [row == 2 for row in range(6)]
+    for row, sampled in enumerate(found):
+        assert (sampled.error is not None and "allowed_token_ids" in sampled.error) == (row not in (1, 2))
+        assert len(sampled.token_ids) == (row == 1)
+
+
+def test_a_draft_ends_where_no_token_is_allowed() -> None:
+    """The next step reports the error, unless it occurs before the first drafted token."""
+    fine, failed, corrupted = Sampled([[7]]), Sampled([], error="none"), Sampled([], is_corrupted=True)
+    for draft, drawn, expected in (
+        ([7, 7], [fine, failed, fine], Sampled([[7]])),
+        ([7, 7], [failed, fine, fine], failed),
+        ([7, 8], [fine, fine, failed], Sampled([[7, 7]])),
+        ([7], [fine, corrupted], corrupted),
+        ([], [failed], failed),
+    ):
+        assert verify_draft(drawn, draft, [None] * len(drawn)) == expected
 
 
 def test_default_parameters_leave_the_logits_unchanged() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -379,18 +379,27 @@ class Serving:
         url: its URL.
         service: the served service.
         stop: starts the shutdown, like a signal.
+
+    Args:
+        loop: event loop, as uvicorn names it; "auto": the one that servers use.
     """
 
-    def __init__(self, args: ServeArgs, client: Any) -> None:
+    def __init__(self, args: ServeArgs, client: Any, loop: Literal["auto", "asyncio"] = "auto") -> None:
         self.service = Service(args, client)
         self._bound = bind("127.0.0.1", 0)
         self._bound.listen()
         host, port = self._bound.getsockname()
         self.url = f"http://{host}:{port}"
-        self.server = Server(uvicorn_config(self.service), self.service, self.url)
+        config = uvicorn_config(self.service)
+        config.loop = loop
+        self.server = Server(config, self.service, self.url)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread = threading.Thread(target=self._run_loop)
         self._thread.start()
+
+    def _run_loop(self) -> None:
+        with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
+            runner.run(self._run())
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -410,9 +419,12 @@ class Serving:
 
 
 @contextmanager
-def serving_fake(engine: FakeEngine, *, enable_lora: bool = False, **frontend: Any) -> Iterator[Serving]:
+def serving_fake(
+    engine: FakeEngine, *, enable_lora: bool = False, loop: Literal["auto", "asyncio"] = "auto", **frontend: Any
+) -> Iterator[Serving]:
     """Serve the fake engine with these fields of FrontendArgs."""
-    served = Serving(ServeArgs(EngineArgs("tiny", enable_lora=enable_lora), FrontendArgs(**frontend)), engine)
+    args = ServeArgs(EngineArgs("tiny", enable_lora=enable_lora), FrontendArgs(**frontend))
+    served = Serving(args, engine, loop)
     try:
         yield served
     finally:

@@ -79,6 +79,39 @@ def test_unknown_paths_are_404_and_methods_405(client: TestClient) -> None:
     assert response.headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize("root_path", ["", "/llm"])
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/chat/completions", "use /v1/chat/completions: the client's base URL lacks /v1"),
+        ("/completions/", "use /v1/completions: the client's base URL lacks /v1"),
+        ("/models", "use /v1/models: the client's base URL lacks /v1"),
+        ("/models/tiny", "use /v1/models/tiny: the client's base URL lacks /v1"),
+        ("/responses", "use /v1/responses: the client's base URL lacks /v1"),
+        ("/messages", "use /v1/messages: the client's base URL lacks /v1"),
+        ("/v1/v1/messages", "use /v1/messages: the client adds /v1 to a base URL that already ends with it"),
+        ("/v1/completions/", "use /v1/completions"),
+        ("/embeddings", "GET /openapi.json lists them"),
+        ("/v1/embeddings", "GET /openapi.json lists them"),
+        ("/v1" * 3 + "/models", "GET /openapi.json lists them"),
+        ("/", "GET /openapi.json lists them"),
+    ],
+)
+def test_errors_of_unknown_paths_name_the_right_one(
+    make_client: MakeClient, path: str, remedy: str, root_path: str
+) -> None:
+    client = make_client(root_path=root_path)
+    for response in (client.post(root_path + path, json=CHAT), client.get(root_path + path)):
+        error = error_of(response, 404)
+        assert error["type"] == "not_found_error"
+        assert error["message"] == f"there is no such path; {remedy.replace('use ', f'use {root_path}', 1)}"
+
+
+def test_errors_of_unknown_paths_do_not_name_a_schema_that_is_not_served(make_client: MakeClient) -> None:
+    error = error_of(make_client(disable_fastapi_docs=True).get("/openapi.json"), 404)
+    assert error["message"] == "there is no such path"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusals_of_the_engine_are_400(client: TestClient, engine: FakeEngine, stream: bool) -> None:
     for path, body, param in (

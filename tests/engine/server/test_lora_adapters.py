@@ -174,7 +174,9 @@ def test_runtime_loads_are_refused_by_default(make_service: MakeService, folder:
         assert error["type"] == "permission_error"
         assert "--allow-runtime-lora-updating" in error["message"]
     client = TestClient(create_app(make_service()))
-    assert client.post(LOAD, json={}).status_code == 404
+    for path in (LOAD, UNLOAD):
+        message = error_of(client.post(path, json={}), 404)["message"]
+        assert "--enable-lora" in message and "--allow-runtime-lora-updating" in message
     assert LOAD not in client.get("/openapi.json").json()["paths"]
 
 

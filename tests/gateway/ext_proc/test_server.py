@@ -204,6 +204,8 @@ def test_models_are_listed_without_a_server() -> None:
             for path in ("/v1/models/c", "/v1/models/", "/v1/models/%ff", "/v1/models/org", "/metrics", "/health",
                          "/v1", "/tokenize/x", ""):  # fmt: skip
                 assert (await proxy.get(path)).status == 404, path
+            without_prefix = await proxy.post("/chat/completions", {"model": "b"})
+            assert "/v1/chat/completions" in without_prefix.json["error"]["message"]
             for method, path, allowed in (
                 ("POST", "/v1/models", "GET, HEAD"), ("DELETE", "/v1/models/b", "GET, HEAD"),
                 ("PUT", "/openapi.json", "GET, HEAD"), ("GET", "/v1/chat/completions", "POST"),

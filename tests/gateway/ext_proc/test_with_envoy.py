@@ -269,6 +269,9 @@ def test_picker_responses_reach_the_client(envoy: httpx.Client) -> None:
         assert envoy.post("/v1/completions", content=body).status_code == 400
     assert envoy.get("/v1/completions").status_code == 405
     assert envoy.get("/metrics").status_code == 404
+    without_prefix = envoy.post("/chat/completions", json={"model": "b"})
+    assert without_prefix.status_code == 404
+    assert without_prefix.json()["error"]["message"].endswith("begin with /v1, such as /v1/chat/completions")
 
 
 def test_a_large_body_passes_and_a_larger_one_does_not(envoy: httpx.Client, behind: Behind) -> None:

@@ -168,7 +168,7 @@ def test_gateway_follows_the_cluster_and_interrupts_no_request(tmp_path: Path) -
                 api.put(KEYS, key_secret("two"))
                 await until_async(lambda: _is(gateway.status("org/a", "two"), 200))
                 await until_async(lambda: _is(gateway.status("org/b"), 503))
-                assert "API key of its servers" in str(await gateway.ask("org/b"))
+                assert "API key of the model's servers" in str(await gateway.ask("org/b"))
                 assert not b.requests
                 api.put("secrets", secret("s", "two", api_key="k1"))
                 api.put(ENDPOINTS, api.kinds[ENDPOINTS][("two", "b")] | {"metadata": _next(api, "two", "b")})

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_internal_errors_are_not_hidden(monkeypatch: Any, tmp_path: Any, body: s
     install(monkeypatch, tmp_path, body)
     with pytest.raises((ModuleNotFoundError, ZeroDivisionError)):
         main(["extra"])
+
+
+def test_missing_modules_of_each_package_are_internal_errors() -> None:
+    root = Path(__file__).parents[3]
+    packages = [source.parent.name for source in root.glob("*/stoker*/__init__.py")]
+    assert sorted(packages) == sorted(dispatcher.PACKAGES)
+    entry = EntryPoint("extra", "stoker_plugin:main [gpu]", dispatcher.GROUP)
+    for package in (*packages, "stoker_plugin"):
+        assert dispatcher.is_ours(package, entry) and dispatcher.is_ours(f"{package}.inner.module", entry)
+    assert not dispatcher.is_ours("stoker_plugins", entry) and not dispatcher.is_ours("torch.cuda", entry)
 
 
 def test_command_gets_its_arguments_and_returns_its_exit_code(monkeypatch: Any, tmp_path: Any) -> None:

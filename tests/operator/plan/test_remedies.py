@@ -274,11 +274,12 @@ def named_by_rules(seed: int) -> set[str]:
             selected = copy.deepcopy(start)
             selected["spec"]["template"]["spec"]["nodeSelector"][TOPOLOGY] = found[1]
             changes.append(("a topology", selected))
-        if found := re.match(rf"use nodes 1 with (?:hardware\.count (\d+) and )?{SIZES}(?P<fp8>, and set)?", remedy):
+        one_node = r"set hardware\.nodes to 1(?:, hardware\.count to (\d+))? and"
+        if found := re.match(rf"{one_node} use {SIZES}(?P<fp8>, and set)?", remedy):
             count = int(found[1]) if found[1] else None
             alone = merged(shared(start, sizes_of(found), count), "hardware.nodes", None)
             changes = [("one pod", merged(alone, "engine.quantization", "fp8") if found["fp8"] else alone)]
-        if found := re.match(r"use nodes 1 with (?:hardware\.count (\d+) and )?no spec\.parallelism", remedy):
+        if found := re.match(rf"{one_node} remove spec\.parallelism", remedy):
             alone = merged(merged(start, "parallelism", None), "hardware.nodes", None)
             changes = [("one pod", merged(alone, "hardware.count", int(found[1])) if found[1] else alone)]
         for kind, change in changes:

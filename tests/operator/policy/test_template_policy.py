@@ -103,7 +103,7 @@ def test_forbidden_fields_are_refused_by_name(field: str, spec: Any) -> None:
     (violation,) = forbidden(PodTemplate(spec=spec), "Restricted")
     assert violation.field == f"spec.template.spec.{field}"
     assert "policy.template Restricted" in violation.message
-    assert "ask the administrator for the Helm chart's value policy.template: Full" in violation.remedy
+    assert "or ask an administrator to set the Helm chart's value policy.template to Full" in violation.remedy
     assert violation.reason == "TemplateNotPermitted"
     assert forbidden(PodTemplate(spec=spec), "Full") == ()
 
@@ -184,7 +184,7 @@ def test_policy_none_permits_no_template() -> None:
         PodTemplate.model_validate({"metadata": {"labels": {"a": "b"}}, "spec": {"tolerations": []}}), "None"
     )
     assert [each.field for each in found] == ["spec.template.metadata", "spec.template.spec"]
-    assert "policy.template: Restricted" in found[0].remedy
+    assert "policy.template to Restricted" in found[0].remedy
 
 
 anything = st.recursive(

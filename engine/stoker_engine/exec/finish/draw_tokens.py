@@ -7,6 +7,9 @@ broadcasts them on the device, so no rank's host waits:
     rank 1   logits ─┤   of each row                                            │   on all ranks
                      └─► whole logits of ─► rank 0 draws ─► broadcast ─────────►┘
                          rows that ask for more
+
+In a pipeline, the ranks of the last stage need no tokens: the scheduler sends them to the first stage. So rank 0 keeps
+the drawn ones.
 """
 
 from __future__ import annotations
@@ -75,6 +78,7 @@ class TokenDraws:
             token.
         samples: whether this rank draws tokens and returns complete results; other ranks compute the most likely tokens
             and receive the drawn ones.
+        shares_drawn: whether other ranks need the drawn tokens. In a pipeline the scheduler sends them instead.
         graphs: graphs of plain sampling; None: tokens are sampled kernel by kernel.
     """
 
@@ -83,6 +87,7 @@ class TokenDraws:
     rows_at_once: int
     logits_at_once: int
     samples: bool
+    shares_drawn: bool
     graphs: SamplingGraphs | None = None
 
     def start(
@@ -103,8 +108,8 @@ class TokenDraws:
             on_logits: called once the first logits are computed or, on a GPU, are being computed.
 
         Returns:
-            First tokens of each row of `hidden`, the same on all ranks; and results, one per sequence, which are
-            complete only on the sampling rank.
+            First tokens of each row of `hidden`, the same on all ranks that need them; and results, one per sequence,
+            which are complete only on the sampling rank.
         """
         kinds = self._kinds(step, batch_indices)
         if (graph := self._graph(len(hidden), step, kinds)) is not None:
@@ -234,7 +239,8 @@ class TokenDraws:
     def _draw_on_first_rank(
         self, logits: torch.Tensor, asking: Sequence[int] | np.ndarray, draw: Callable[[torch.Tensor], Samples]
     ) -> Samples:
-        """Have the first rank draw tokens in some rows, on all ranks. Choose the most likely token in the others.
+        """Have the first rank draw tokens in some rows, and send them to the other ranks if these need them. Choose the
+        most likely token in the other rows.
 
         The errors of grammars are known to the first rank only. Other ranks may therefore keep a token of a request
         that fails, or tokens of a draft beyond the accepted ones, which the next step overwrites.
@@ -247,6 +253,8 @@ class TokenDraws:
         ranks, device = self.logits.ranks, logits.device
         likeliest = samples_of(*self.logits.likeliest(logits))
         whole = self.logits.gather(logits if len(asking) == len(logits) else logits[to_device(asking, device)])
+        if not self.shares_drawn:
+            return replaced(likeliest, asking, draw(whole)) if self.samples else likeliest
         if self.samples:
             drawn = draw(whole)
             tokens = ranks.broadcast(drawn.tokens())

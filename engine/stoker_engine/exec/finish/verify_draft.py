@@ -17,6 +17,7 @@ def verify_draft(drawn: list[Sampled], draft: list[int], errors: list[str | None
         drawn: result of each row, one more than drafted tokens.
         errors: error of the grammar for each row; None: no error.
     """
+    errors = [error or sampled.error for error, sampled in zip(errors, drawn, strict=True)]
     if errors[0] is not None:
         return Sampled([], error=errors[0])
     if not draft:

@@ -58,7 +58,7 @@ def describe(error: Exception) -> ErrorDescription:
         case RequestValidationError():
             return _invalid(error.errors())
         case HTTPException(status_code=404):
-            return ErrorDescription(404, "there is no such path; GET /openapi.json lists them", "not_found_error")
+            return ErrorDescription(404, error.detail, "not_found_error")
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow")
             methods = f"; it supports {', '.join(sorted(allowed.split(', ')))}" if allowed else ""

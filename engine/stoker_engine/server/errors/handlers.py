@@ -16,6 +16,7 @@ from stoker_engine.server.connection.disconnect import ClientGoneError
 from stoker_engine.server.errors import anthropic as anthropic
 from stoker_engine.server.errors import openai as openai
 from stoker_engine.server.errors.description import describe
+from stoker_engine.server.errors.unknown_path import unknown_path
 from stoker_engine.server.unavailable import NotStartedError, UnauthorizedError, UnavailableError
 
 #: Header of a response to a request that was not started, so that a gateway may send it to another server.
@@ -27,6 +28,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, _answer)
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(404, _answer_unknown_path)
     app.add_exception_handler(ClientGoneError, _answer)
     app.add_exception_handler(ClientDisconnect, _answer)
     app.add_exception_handler(Exception, _answer)
@@ -60,3 +62,7 @@ def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
 
 async def _answer(request: Request, error: Exception) -> Response:
     return response(error, request.scope)
+
+
+async def _answer_unknown_path(request: Request, error: Exception) -> Response:
+    return response(HTTPException(404, unknown_path(request.scope)), request.scope)

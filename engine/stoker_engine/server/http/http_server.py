@@ -248,9 +248,9 @@ class Server(uvicorn.Server):
         await self._wait({engine, idle}, remaining_s)
         idle.cancel()
         if service.running:
-            logger.warning("stopping: ending %d requests that did not finish in time", len(service.running))
+            logger.warning("stopping: ending %d requests that are still running", len(service.running))
         for generation in list(service.running):
-            generation.fail(UnavailableError("the server is stopping, and this request did not finish in time"))
+            generation.fail(UnavailableError("the server is stopping, and ended this request before it was complete"))
 
     async def _wait(self, tasks: set[asyncio.Task[None]], seconds: float) -> bool:
         """Wait for one of `tasks`, a second signal or the timeout; return whether the timeout came first."""

@@ -18,18 +18,18 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.triton.attention.arguments import LayerShape, layer_arguments
+from stoker_engine.kernels.triton.attention.arguments import layer_arguments
 from stoker_engine.kernels.triton.attention.decode_splits import PART_SIZES, part_begin
 from stoker_engine.kernels.triton.attention.masks import oldest_visible
 from stoker_engine.kernels.triton.attention.merge import PartResults, merge_head, merge_parts, parts_with_results
 from stoker_engine.kernels.triton.attention.online_softmax import attend_to_keys, load_queries, tile_head
 from stoker_engine.kernels.triton.attention.variants import layer_variants
 from stoker_engine.kernels.triton.common.float8 import PLAIN
-from stoker_engine.kernels.triton.common.gpu_target import GpuTarget, gpu_target_of
+from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
-#: Largest number of heads that a program joins.
+#: Maximum number of query heads of a KV head whose parts the decode kernel joins.
 _MOST_MERGED: Final = 4
 #: Arguments that change between steps, for which kernels must not be specialized.
 _OF_A_STEP: Final = ["tables", "seq_lens", "part_starts", "part_sequences", "num_sequences", "table_row"]
@@ -103,7 +103,6 @@ def _decode_attention(  # type: ignore[no-untyped-def]
     table_row: tl.int64,
     SHAPE: tl.constexpr,
     SIZES: tl.constexpr,
-    MERGES: tl.constexpr,
 ):
     sequence = tl.load(part_sequences + tl.program_id(0))
     if sequence < 0:
@@ -155,19 +154,24 @@ def _decode_attention(  # type: ignore[no-untyped-def]
     is_element = is_row[:, None] & (dims < SHAPE.value_dim)[None, :]
     tl.store(results.sums + part[:, None] * SHAPE.value_dim + dims[None, :], sums, mask=is_element)
 
-    if MERGES:
+    if counters is not None:
         tl.debug_barrier()  # counting releases what all threads have stored, only if it happens after a barrier
         for computed in tl.range(sequence, tl.max(tl.where(is_row, token, sequence), 0) + 1):
             if tl.max((is_row & (token == computed)).to(tl.int32), 0) == 1:
                 _merge_if_last(results, counters, computed, seq_lens, part_starts, scores.sinks, out, SHAPE, SIZES)
 
 
-def _merges_parts(shape: LayerShape, gpu: GpuTarget) -> bool:
-    """Return whether the program that finishes a sequence's last part joins the parts. It joins its heads one after the
-    other, so if there are many, a launch with a program for each is faster; with the registers that dequantization
-    needs, it would spill. On AMD GPUs a barrier need not order the stores of a program's waves before an atomic
-    operation of one of them."""
-    return not gpu.is_amd and shape.code == PLAIN and shape.group_tile <= _MOST_MERGED
+def merges_parts(group: int, code: int, gpu: GpuTarget) -> bool:
+    """Return whether the decode kernel should join parts, in the program that finishes a sequence's last one. It joins
+    its heads one after the other, so if there are many, a launch with a program for each is faster; with the registers
+    that dequantization needs, it would spill. On AMD GPUs a barrier need not order the stores of a program's waves
+    before an atomic operation of one of them.
+
+    Args:
+        group: query heads that share a KV head.
+        code: storage format of the cache (`common.float8`).
+    """
+    return not gpu.is_amd and code == PLAIN and group <= _MOST_MERGED
 
 
 @operation("stoker::decode_attention", mutates_args=("counters", "out"))
@@ -181,7 +185,7 @@ def decode_attention(
     seq_lens: torch.Tensor,
     part_starts: torch.Tensor,
     part_sequences: torch.Tensor,
-    counters: torch.Tensor,
+    counters: torch.Tensor | None,
     scale: float,
     sliding_window: int | None,
     logits_soft_cap: float | None,
@@ -196,7 +200,8 @@ def decode_attention(
         tables: [sequences, blocks] int32, block tables of the decodes.
         seq_lens: [sequences] int32; results of sequences of length 0 are 0.
         part_starts, part_sequences: results of `decode_splits`.
-        counters: [at least sequences × heads] int32, zeros before and after. Calls that may overlap need their own.
+        counters: if the kernel joins the parts (`merges_parts`), [at least sequences × heads] int32, zeros before and
+            after; calls that may overlap need their own. None: another launch joins them.
         out: [tokens, heads, value_head_dim]; only rows of the decodes are written.
     """
     layer = layer_arguments(
@@ -205,7 +210,6 @@ def decode_attention(
     )  # fmt: skip
     shape, num_parts = layer.shape, len(part_sequences)
     num_kv_heads = shape.num_heads // shape.group
-    merges = _merges_parts(shape, gpu_target_of(query.device))
     results = PartResults.empty(num_parts * shape.num_heads, shape.value_dim, query.device)
     _decode_attention[(num_parts, num_kv_heads * shape.head_tiles)](
         layer.queries,
@@ -222,11 +226,10 @@ def decode_attention(
         tables.stride(0),
         SHAPE=shape,
         SIZES=PART_SIZES,
-        MERGES=merges,
         num_warps=layer.tiles.warps,
         num_stages=layer.tiles.stages,
     )
-    if not merges:
+    if counters is None:
         merge_parts(results, seq_lens, part_starts, sinks, out, shape)
 
 
@@ -243,5 +246,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
         are_decodes=True,
         gpu=gpu,
         tuples={"results": PartResults("*fp32", "*fp32", "*fp32")},
-        constants=lambda shape: {"SIZES": PART_SIZES, "MERGES": _merges_parts(shape, gpu)},
+        constants=lambda shape: (
+            {"SIZES": PART_SIZES} | ({} if merges_parts(shape.group, shape.code, gpu) else {"counters": None})
+        ),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stoker_engine.architectures.activation import Activation
-from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockExperts, MakeQuantLinear, RowFormat
+from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockExperts, MakeQuantLinear
 from stoker_engine.kernels.moe import make_block_experts
 from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
 from stoker_engine.kernels.triton.gemm.grouped_packed_gemm import grouped_packed_gemm
@@ -21,7 +21,7 @@ from stoker_engine.kernels.triton.ops.activation import act_and_mul
 from stoker_engine.kernels.triton.ops.quantize_rows import act_and_mul_rows, quantize_rows
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 from stoker_engine.kernels.triton.quant.packed_layout import packed_matrix
-from stoker_engine.kernels.w8a8_panels import Packed, row_format
+from stoker_engine.kernels.w8a8_panels import Packed
 
 #: (x, rows, tile_experts, shared) → results; see `grouped_gemm`. x may be quantized.
 _Grouped = Callable[[Any, torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -52,7 +52,7 @@ def block_experts_with(linear: MakeQuantLinear) -> MakeBlockExperts:
     def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
         if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
             return make_block_experts(linear, act_and_mul)(gate_up, down, act, dtype)
-        of_x, of_inner = _row_format(gate_up), _row_format(down)
+        of_x, of_inner = gate_up.row_format, down.row_format
         tile_rows = tile_rows_of(dtype) if of_x is None or of_inner is None else TILE_ROWS
         activate = act_and_mul(act) if of_inner is None else act_and_mul_rows(act, of_inner)
         multiply = _of_blocks(gate_up, dtype, tile_rows)
@@ -69,13 +69,8 @@ def block_experts_with(linear: MakeQuantLinear) -> MakeBlockExperts:
     return block_experts
 
 
-def _row_format(stack: BlockStack) -> RowFormat | None:
-    """Return the format of the activations with which a stack is multiplied; None if they are not quantized."""
-    return row_format(stack.stored, stack.inner) if stack.is_packed else None
-
-
 def _of_blocks(stack: BlockStack, dtype: torch.dtype, tile_rows: int) -> _Grouped:
-    if _row_format(stack) is not None:
+    if stack.row_format is not None:
         codes, scales = Packed.of(stack.blocks, stack.stored, stack.inner)
         return lambda x, rows, tile_experts, shared: grouped_w8a8_gemm(
             x, codes, scales, dtype, stack.biases, rows, tile_experts, shared, tile_rows

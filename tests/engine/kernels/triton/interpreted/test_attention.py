@@ -195,6 +195,16 @@ def test_counters_of_parts_are_zero_after_each_layer() -> None:
         assert not plan.counters[4].any()
 
 
+@pytest.mark.parametrize(("name", "kv_cache_dtype"), [("seven to one", "auto"), ("plain", "fp8_per_token_head")])
+def test_layers_whose_parts_another_launch_joins_have_no_counters(name: str, kv_cache_dtype: str) -> None:
+    backend = TritonBackend()
+    sequences = Sequences.random(SHAPES[name], [600, 1], torch.float32, kv_cache_dtype=kv_cache_dtype)
+    query, key, value, metadata = sequences.step(decodes(sequences))
+    plan = backend.prepare(metadata)
+    backend.forward(sequences.shape, query, key, value, sequences.cache, plan)
+    assert not plan.counters
+
+
 #: Where the parts of a sequence begin.
 PART_BEGINS = [*range(0, 16384, 256), *range(16384, 65536, 512), *range(65536, 1 << 18, 1024)]
 

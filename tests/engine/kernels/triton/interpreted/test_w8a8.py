@@ -13,7 +13,7 @@ import torch
 from stoker_engine.architectures.quantization.on_load import FP8_ROWS
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.kernels.blocks import dequantize
-from stoker_engine.kernels.bundle import BlockPanels, BlockStack, QuantizedRows, RowFormat
+from stoker_engine.kernels.bundle import BlockPanels, BlockStack, Experts, Kernels, QuantizedRows, RowFormat
 from stoker_engine.kernels.group_blocks import quantize
 from stoker_engine.kernels.reference import REFERENCE, REFERENCE_W8A8
 from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
@@ -21,6 +21,7 @@ from stoker_engine.kernels.triton.bundle import TRITON, TRITON_FP8
 from stoker_engine.kernels.triton.gemm import int8_linear
 from stoker_engine.kernels.w8a8_linear import quantize_rows
 from stoker_engine.kernels.w8a8_panels import row_format
+from stoker_engine.quant.blocks import Blocks
 
 BF16: Final = torch.bfloat16
 BLOCKS: Final = GroupFormat("fp8_e4m3", 128, "bfloat16", quantized_activations=True)
@@ -44,6 +45,12 @@ def packed(blocks: torch.Tensor, stored: GroupFormat, inner: int) -> torch.Tenso
     assert fit is not None and fit(found, stored, inner, BF16)
     panels().pack(found, stored, inner)
     return found
+
+
+def packed_stack(stack: BlockStack) -> BlockStack:
+    assert isinstance(stack.stored, GroupFormat)
+    blocks, format = packed(stack.blocks, stack.stored, stack.inner), row_format(stack.stored, stack.inner)
+    return replace(stack, blocks=blocks, is_packed=True, row_format=format)
 
 
 def unscaled(x: QuantizedRows, format: RowFormat, inner: int) -> torch.Tensor:
@@ -140,10 +147,7 @@ def test_experts_equal_the_reference(
     )
     chosen = torch.tensor([[0, 2], [2, 1], [4, 0]]).repeat(tokens // 3 + 1, 1)[:tokens]
     weights, x = drawn(tokens, 2, seed=3).abs(), drawn(tokens, hidden, seed=4).to(BF16)
-    up_packed, down_packed = (
-        replace(each, blocks=packed(each.blocks, each.stored, each.inner), is_packed=True) for each in (up, down)
-    )
-    stacks = up_packed, down_packed
+    stacks = packed_stack(up), packed_stack(down)
     compute = TRITON_FP8.block_experts(*stacks, "silu", BF16)
     got = compute(x, weights, chosen)
     expected = REFERENCE_W8A8.block_experts(*stacks, "silu", BF16)(x, weights, chosen)
@@ -162,11 +166,32 @@ def test_experts_of_which_one_matrix_is_not_packed() -> None:
     fit = panels().fit_stack
     assert fit is not None and not fit(down.blocks, FP8_ROWS, 24, BF16)
     chosen, weights = torch.tensor([[0, 2], [2, 1]] * 20), drawn(40, 2, seed=3).abs()
-    stacks = replace(up, blocks=packed(up.blocks, FP8_ROWS, 144), is_packed=True), down
+    stacks = packed_stack(up), down
     x = drawn(40, 144, seed=4).to(BF16)
     got = TRITON_FP8.block_experts(*stacks, "silu", BF16)(x, weights, chosen)
     expected = REFERENCE_W8A8.block_experts(*stacks, "silu", BF16)(x, weights, chosen)
     assert (got - expected).norm() <= 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize(("kernels", "inner", "expected"), [
+    (TRITON_FP8, 144, RowFormat.FP8_ROWS),
+    (TRITON_FP8, 24, None),  # too narrow to be packed
+    (TRITON, 144, None),
+])  # fmt: skip
+def test_stacks_carry_the_row_format_of_their_matrix(kernels: Kernels, inner: int, expected: RowFormat | None) -> None:
+    stacks = list[BlockStack]()
+
+    def block_experts(gate_up: BlockStack, down: BlockStack, *_: object) -> Experts:
+        stacks.extend((gate_up, down))
+        return lambda x, weights, chosen: x
+
+    kernels = replace(kernels, block_experts=block_experts)
+    matrices = [Blocks(FP8_ROWS).create(32, inner, BF16, kernels, count=2) for _ in range(2)]
+    for matrix in matrices:
+        matrix.blocks.data.zero_()
+        matrix.pack()
+    matrices[0].experts(matrices[1], "silu")(drawn(1, inner), drawn(1, 2), torch.tensor([[0, 1]]))
+    assert [stack.row_format for stack in stacks[-2:]] == [expected] * 2
 
 
 def test_many_rows_of_int8_are_multiplied_slab_by_slab(monkeypatch: pytest.MonkeyPatch) -> None:
