@@ -99,6 +99,13 @@ class Watchdog:
             self._process = process
             self._watching = asyncio.create_task(self._watch(process, death))
 
+    async def kill(self, process: EnginePipe, death: asyncio.Future[EngineDeadError], cause: EngineDeadError) -> None:
+        """Kill `process`, and wait until `death` is done, or report its death after `KILL_TIMEOUT_S`: callers must not
+        wait for a process that cannot be killed."""
+        process.kill(cause)
+        await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)
+        self._on_death(process, cause)
+
     def stop(self) -> None:
         """Stop watching."""
         if self._watching is not None:
@@ -110,6 +117,4 @@ class Watchdog:
             await asyncio.sleep(INTERVAL_S)
             if (cause := detector.check(self.step_timeout)) is None:
                 continue
-            process.kill(cause)
-            await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)
-            self._on_death(process, cause)  # callers must not wait for a process that cannot be killed
+            await self.kill(process, death, cause)
