@@ -15,7 +15,7 @@ from typing import Any, Final
 from stoker_common.errors import StokerError
 from stoker_common.subprocesses.death import is_stopped, process_state
 from stoker_common.subprocesses.lifeline import parent_for_child
-from stoker_engine.server.front_ends.control import ControlPipe, Ping, Start
+from stoker_engine.server.front_ends.control import ControlPipe, End, Ping, Start
 
 #: Arguments of the interpreter. `-P` prevents imports from the working directory.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.server.front_ends.main")
@@ -91,6 +91,13 @@ class FrontEndProcess:
         """Pass on a signal that stops the server. A front end that does not serve yet is killed, because it may not
         handle signals yet."""
         self._process.send_signal(signum if self.is_ready else signal.SIGKILL)
+
+    def end(self) -> None:
+        """End the front end at once, without waiting; kill it if it does not serve yet."""
+        if self.is_ready:
+            self.send(End())
+        else:
+            self.kill()
 
     def kill(self) -> None:
         """Kill the process in any state."""

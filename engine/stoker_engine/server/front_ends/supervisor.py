@@ -29,7 +29,6 @@ from stoker_engine.server.engine.peers import SharedCounts
 from stoker_engine.server.engine.restarts import Restarts
 from stoker_engine.server.front_ends.control import (
     Call,
-    End,
     Failed,
     FilesFound,
     KillEngine,
@@ -302,7 +301,7 @@ class Supervisor:
     async def _end_front_ends(self, ended: asyncio.Task[bool]) -> None:
         """End all front ends at once, and wait until they have ended."""
         for front_end in self._front_ends.values():
-            front_end.send(End())
+            front_end.end()
         self._check_ended()
         await asyncio.wait({ended}, timeout=_END_TIMEOUT_S)
         for front_end in self._front_ends.values():
