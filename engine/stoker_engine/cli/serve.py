@@ -19,6 +19,7 @@ from stoker_engine.contract.termination_message import Reason, TerminationMessag
 from stoker_engine.imports import collector_off
 from stoker_engine.models.check_model import check_local_model
 from stoker_engine.server.http.bind import bind
+from stoker_engine.server.http.tls import check_tls
 
 
 def main(argv: list[str]) -> int:
@@ -54,6 +55,7 @@ def _serve(argv: list[str]) -> None:
         return
     open_files.raise_limit()
     with bind(args.frontend.host, args.frontend.port) as bound:
+        check_tls(args.frontend)
         check_local_model(args.engine)
         if args.frontend.api_server_count > 1:
             _serve_by_front_ends(args, bound)

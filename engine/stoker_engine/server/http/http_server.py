@@ -20,10 +20,7 @@ from collections.abc import Iterator, Sequence
 
 import uvicorn
 
-from stoker_common.errors import (
-    ArgumentError,
-    StokerError,
-)
+from stoker_common.errors import StokerError
 from stoker_common.subprocesses.process_start import process_start
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
@@ -35,6 +32,7 @@ from stoker_engine.server.engine.engine_keeper import EngineKeeper
 from stoker_engine.server.engine.peers import Peers
 from stoker_engine.server.http.bind import unavailable_address
 from stoker_engine.server.http.http_protocol import http_protocol
+from stoker_engine.server.http.tls import DEFAULT_CIPHERS, check_tls
 from stoker_engine.server.observability.access_log import skip_paths
 from stoker_engine.server.unavailable import UnavailableError
 
@@ -234,6 +232,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         ArgumentError: the TLS files cannot be loaded; or see `create_app`.
     """
     args = service.args.frontend
+    check_tls(args)
     skip_paths(args.disable_access_log_for_endpoints)
     config = uvicorn.Config(
         create_app(service),
@@ -253,12 +252,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
-        ssl_ciphers=args.ssl_ciphers or "DEFAULT",
+        ssl_ciphers=args.ssl_ciphers or DEFAULT_CIPHERS,
     )
-    try:
-        config.load()
-    except OSError as error:  # including ssl.SSLError
-        raise ArgumentError(
-            "--ssl-certfile", f"cannot load {args.ssl_certfile} with its key, certificates and ciphers: {error}"
-        ) from error
+    config.load()
     return config

@@ -51,13 +51,35 @@ def test_front_ends_that_fail_again_and_again_end_the_server(
     assert (message.reason, cause in message.message) == (Reason.START_ERROR, True)
 
 
-def test_start_errors_of_front_ends_are_reported_once(
+@pytest.mark.parametrize("word", ["--api-key-file=/no/such", "--ssl-certfile=/no/such"])
+def test_wrong_files_are_reported_before_any_process_starts(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.setenv("STOKER_TERMINATION_LOG", str(tmp_path / "log"))
+    running = start(tiny_llama, "--api-server-count=2", word, setup="import subprocess; subprocess.Popen = None")
+    assert running.ended() == 2
+    assert running.has_logged(word.partition("=")[0])
+    assert not running.has_logged("Traceback")
+    assert _termination_message(tmp_path / "log").reason is Reason.START_ERROR
+
+
+def test_an_error_that_front_ends_report_ends_the_server(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_TERMINATION_LOG", str(tmp_path / "log"))
-    words = ("--api-server-count=2", "--api-key-file=/no/such")
-    running = start(tiny_llama, *words, setup=crashing_engine(tmp_path / "deaths"))
+    program = """
+import os, socket, sys
+from stoker_common.errors import ArgumentError
+from stoker_common.subprocesses.load_failed import LoadFailed
+from stoker_engine.server.front_ends.control import ControlPipe, Failed
+pipe = ControlPipe(socket.socket(fileno=int(sys.argv[1])))
+pipe.listen(print, print)
+pipe.send(Failed(LoadFailed.of(ArgumentError("--host", "a planned error"))))
+pipe.flush()
+os._exit(1)
+"""
+    setup = f"{crashing_engine(tmp_path / 'deaths')}; {_front_end(program)}"
+    running = start(tiny_llama, "--api-server-count=2", setup=setup)
     assert running.ended() == 2
-    assert running.has_logged("--api-key-file")
+    assert running.num_logged("--host: a planned error") == 1, "".join(running.log)
     assert not running.has_logged("Traceback")
-    assert _termination_message(tmp_path / "log").reason is Reason.START_ERROR
