@@ -83,7 +83,7 @@ def test_a_model_that_names_nothing_is_refused_and_hub_ids_are_not_looked_up(nam
     check_local_model(EngineArgs("demo://gemma-3-270m"))
 
 
-def test_what_depends_on_the_device_is_left_to_the_engine(tiny_llama: Path) -> None:
+def test_arguments_whose_validity_depends_on_the_device_are_left_to_the_engine(tiny_llama: Path) -> None:
     for arguments in ({}, {"quantization": "int8", "tensor_parallel_size": 3}, {"tensor_parallel_size": 2}):
         check_local_model(EngineArgs(str(tiny_llama), **arguments))  # type: ignore[arg-type]
 
