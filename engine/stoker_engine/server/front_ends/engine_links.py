@@ -9,7 +9,7 @@ import threading
 from functools import partial
 from typing import Protocol
 
-from stoker_common.errors import EngineDeadError, EngineStuckError
+from stoker_common.errors import EngineDeadError
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.messages import ServeFrontEnds
@@ -53,8 +53,7 @@ class EngineLinks:
             serial = 0
             if engine in self._processes:
                 serial = self._processes[engine][0] + 1
-                if engine not in self._dead:
-                    self._report(EngineDied(engine, serial - 1, EngineStuckError("it cannot be killed")))
+                self._report(EngineDied(engine, serial - 1, EngineDeadError("it was abandoned")))
             process = EngineProcess(
                 frontend.log_format,
                 PROGRAM,
@@ -106,10 +105,12 @@ class EngineLinks:
     def _on_death(self, engine: int, serial: int, _: EngineProcess, cause: EngineDeadError) -> None:
         """Report a death to all front ends, in the thread that reads the engine's pipe."""
         with self._lock:
-            if self._processes[engine][0] == serial:  # otherwise it was abandoned, and its death is reported
-                self._dead[engine] = EngineDied(engine, serial, cause)
-                self._report(self._dead[engine])
+            if self._processes[engine][0] == serial:  # otherwise it was abandoned
+                self._report(EngineDied(engine, serial, cause))
 
     def _report(self, death: EngineDied) -> None:
-        for front_end in self._front_ends:
-            front_end.send(death)
+        """Report the death of an engine's newest process, unless it has been reported."""
+        if death.engine not in self._dead:
+            self._dead[death.engine] = death
+            for front_end in self._front_ends:
+                front_end.send(death)

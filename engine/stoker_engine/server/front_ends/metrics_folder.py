@@ -31,8 +31,8 @@ def metrics_folder() -> Iterator[Path]:
     Raises:
         StokerError: no folder can be created.
     """
-    _remove_abandoned()
     try:
+        _remove_abandoned()
         folder, lock = _create()
     except OSError as error:
         raise StokerError(
