@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError, StokerError
-from stoker_engine.architectures.model_config import read_config
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
@@ -33,6 +32,7 @@ from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
+from stoker_engine.models.check_model import check_folder
 from stoker_engine.models.hub.locate import locate_model, locate_tokenizer
 from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.processes.dp_adapters import DPAdapter, DPAdapters
@@ -64,6 +64,7 @@ class AsyncLLM:
         start: starts a process of the engine with that index, or links this front end to its next process; None: each
             engine is started as a child process.
         files: `args` with the path of the model's files that another process found; None: this process finds them.
+        enough: number of engines that `load` waits for, if other engines may stay dead; None: all.
 
     Raises:
         ArgumentError: the chat template's file cannot be read, or memory is too small for the engines.
@@ -84,6 +85,7 @@ class AsyncLLM:
         program: Sequence[str] = PROGRAM,
         start: Callable[[int], EnginePipe] | None = None,
         files: Future[EngineArgs] | None = None,
+        enough: int | None = None,
     ) -> None:
         check_memory(args)
         read_chat_template(chat_template)  # reports a wrong file name now, not after the model is loaded
@@ -95,6 +97,8 @@ class AsyncLLM:
         self._log_format = log_format
         self.files: Future[EngineArgs] = Future()
         self._found_files = files
+        self._enough = args.data_parallel_size if enough is None else enough
+        self._later_loads: set[asyncio.Task[None]] = set()
         self._started_tokenizer: Future[TokenizerProcess] = Future()
         self._info: EngineInfo | None = None
         self._infos: dict[int, EngineInfo] = {}
@@ -125,6 +129,8 @@ class AsyncLLM:
     async def load(self, engine: int | None = None) -> EngineInfo:
         """Load engines, and wait until they are loaded. Called once, and again to reload dead engines.
 
+        Engines that another process owns are loaded again whenever they die meanwhile, and only `enough` are awaited.
+
         Args:
             engine: index of the engine; None: all engines that are not loaded.
 
@@ -135,6 +141,9 @@ class AsyncLLM:
             ArgumentError, ModelError: loading failed, and the client is shut down.
             EngineDeadError: an engine died during loading, or one of several cannot be reloaded while others serve.
         """
+        if engine is None and self.engines[0].process.is_shared:
+            await self._join()
+            return self.info
         if engine is None:
             engine_indices = [engine_index for engine_index, each in enumerate(self.engines) if not each.takes_requests]
         else:
@@ -151,6 +160,29 @@ class AsyncLLM:
             for load in loads:
                 load.cancel()
         return self.info
+
+    async def _join(self) -> None:
+        """Link to all engines, which another process owns, until `_enough` of them are loaded. The others are loaded
+        when they can be; `wait_dead` reports those that died meanwhile."""
+        loads: dict[asyncio.Task[None], int] = {}
+        to_load: list[int] = list(range(len(self.engines)))
+        try:
+            while len(self._infos) < self._enough:
+                loads |= {asyncio.create_task(self._load(index)): index for index in to_load}
+                done, _ = await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
+                ended = {loads.pop(load): load.exception() for load in done}
+                for error in ended.values():
+                    if error is not None and (self._closed or not isinstance(error, EngineDeadError)):
+                        raise error
+                to_load = [index for index, error in ended.items() if error is not None]
+        except BaseException:
+            for load in loads:
+                load.cancel()
+            self.shutdown()
+            raise
+        for load in loads:
+            load.add_done_callback(lambda load: load.cancelled() or load.exception())  # see `wait_dead`
+        self._later_loads = set(loads)  # the event loop has only weak references
 
     async def _load(self, engine_index: int) -> None:
         engine = self.engines[engine_index]
@@ -237,8 +269,8 @@ class AsyncLLM:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each engine has been loaded at least once, and at least one is loaded and live."""
-        return len(self._infos) == len(self.engines) and any(engine.is_ready for engine in self.engines)
+        """Whether each engine, or `enough`, has been loaded at least once, and at least one is loaded and live."""
+        return len(self._infos) >= self._enough and any(engine.is_ready for engine in self.engines)
 
     @property
     def status(self) -> str:
@@ -433,7 +465,7 @@ class AsyncLLM:
         try:
             model = locate_model(self.args) if self._found_files is None else Path(self._found_files.result().model)
             if model.is_dir():
-                read_config(model)  # otherwise a folder that is no model would be reported to lack a tokenizer
+                check_folder(self.args, model)  # before the tokenizer, which a folder that is no model lacks, too
             self.files.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
             path = locate_tokenizer(self.args, model)
             tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)

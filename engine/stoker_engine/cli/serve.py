@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 
 from stoker_common.errors import StokerError
 from stoker_engine import logs
@@ -16,6 +17,9 @@ from stoker_engine.cli import command_line, open_files, termination_log
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 from stoker_engine.imports import collector_off
+from stoker_engine.models.check_model import check_local_model
+from stoker_engine.server.http.bind import bind
+from stoker_engine.server.http.tls import check_tls
 
 
 def main(argv: list[str]) -> int:
@@ -50,9 +54,17 @@ def _serve(argv: list[str]) -> None:
         _run_ranks(args)
         return
     open_files.raise_limit()
-    if args.frontend.api_server_count > 1:
-        _serve_by_front_ends(args)
-        return
+    with bind(args.frontend.host, args.frontend.port) as bound:
+        check_tls(args.frontend)
+        check_local_model(args.engine)
+        if args.frontend.api_server_count > 1:
+            _serve_by_front_ends(args, bound)
+        else:
+            _serve_alone(args, bound)
+
+
+def _serve_alone(args: ServeArgs, bound: socket.socket) -> None:
+    """Serve with this process as the only front end."""
     with collector_off():
         from stoker_engine.async_llm import AsyncLLM
 
@@ -65,22 +77,19 @@ def _serve(argv: list[str]) -> None:
     try:
         # Imported while the engine process imports torch.
         with collector_off():
-            from stoker_engine.server.http.http_server import bind, serve
+            from stoker_engine.server.http.http_server import serve
 
-        with bind(args.frontend.host, args.frontend.port) as bound:
-            serve(args, client, bound)
+        serve(args, client, bound)
     finally:
         client.shutdown()
 
 
-def _serve_by_front_ends(args: ServeArgs) -> None:
+def _serve_by_front_ends(args: ServeArgs, bound: socket.socket) -> None:
     """Serve with several front ends, which this process supervises."""
     with collector_off():
         from stoker_engine.server.front_ends.supervisor import supervise
-        from stoker_engine.server.http.http_server import bind
 
-    with bind(args.frontend.host, args.frontend.port) as bound:
-        supervise(args, bound)
+    supervise(args, bound)
 
 
 def _run_ranks(args: ServeArgs) -> None:

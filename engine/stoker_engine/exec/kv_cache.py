@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from stoker_common.errors import ArgumentError, ModelError, OutOfMemoryError
+from stoker_common.errors import ArgumentError, OutOfMemoryError
 from stoker_engine.architectures.cache_spec import LayerCache, StateSpec
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.backend import KVCache
@@ -38,6 +38,7 @@ from stoker_engine.sizing.batch_limits import BatchLimits, default_batch_limits
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.sizing.graph_memory import are_captured
 from stoker_engine.sizing.kv_format import KVFormat, kv_format
+from stoker_engine.sizing.model_limits import refuse_too_long
 from stoker_engine.sizing.pipeline_stages import ONE_STAGE, Stage
 from stoker_engine.sizing.state_layout import Piece, state_layout
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
@@ -103,9 +104,8 @@ def plan_kv_cache(
     step_tokens = limits.max_num_batched_tokens
     use = _memory_use(args, limits, config, dtype, device, layout, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([use.num_blocks])).min())
+    refuse_too_long(args.max_model_len, config)
     model_len = args.max_model_len or config.default_model_len
-    if model_len > config.longest_model_len:
-        raise ModelError(f"--max-model-len {model_len} exceeds the model's limit of {config.longest_model_len}")
     usable = usable_blocks(num_blocks)
     longest = memory.longest_sequence(cache_groups, usable, step_tokens, args.block_size, model_len)
     if longest < model_len and (args.max_model_len is not None or longest < 2):

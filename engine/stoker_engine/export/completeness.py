@@ -10,7 +10,7 @@ from stoker_engine.architectures.quantization.on_load import is_quantized
 from stoker_engine.architectures.weight_names import EVERY_NAME, WeightNames
 from stoker_engine.export.matrices import Module
 from stoker_engine.models.loading.kv_scales import is_kv_scale
-from stoker_engine.models.loading.weight_source import some
+from stoker_engine.models.loading.weight_files import some
 from stoker_engine.sizing.weight_sizes import matrices
 
 

@@ -27,7 +27,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.weight_names import Destination, WeightNames
 from stoker_engine.lora.adapter_config import FILE, AdapterConfig
 from stoker_engine.lora.adapter_files import TENSORS, AdapterFiles, StoredTensor
-from stoker_engine.models.loading.weight_source import some
+from stoker_engine.models.loading.weight_files import some
 
 _MAX_NAME_CHARACTERS: Final = 500
 

@@ -9,13 +9,10 @@ from typing import Protocol
 
 import torch
 
-from stoker_common.errors import ArgumentError, ModelError, WeightsError
-from stoker_engine.architectures.config_fields import Fields
+from stoker_common.errors import ArgumentError
 from stoker_engine.architectures.families.registry import FAMILIES
-from stoker_engine.architectures.model_config import ModelConfig, read_config
-from stoker_engine.architectures.no_decoder import NAME_ONE, NO_ARCHITECTURES, why_no_decoder
-from stoker_engine.architectures.own_modules import own_modules, why_not_quantized
-from stoker_engine.architectures.quantization.read import kv_cache_of, read_quantization
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.quantization.read import kv_cache_of
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder_loader import DecoderLoader
@@ -24,12 +21,12 @@ from stoker_engine.models.hub.locate import locate_model
 from stoker_engine.models.loading.kv_scales import LayerScales
 from stoker_engine.models.loading.load_progress import OnProgress
 from stoker_engine.models.loading.quantized_folder import QuantizedFolder
-from stoker_engine.models.loading.quantized_on_load import method_on_load
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
+from stoker_engine.models.model_folder import read_folder
 from stoker_engine.quant.checkpoints.registry import FIND_MODULES
-from stoker_engine.sizing.planned_formats import refuse_transposed
+from stoker_engine.sizing.method_on_load import method_on_load
 from stoker_engine.sizing.weight_formats import WeightFormats
 
 logger = logging.getLogger(__name__)
@@ -140,40 +137,18 @@ def _gguf(path: Path, quantization: str | None) -> Checkpoint:
 
 
 def _folder(path: Path, args: EngineArgs) -> Checkpoint:
-    raw_config = read_config(path)
-    card = card_of_folder(path)
-    architectures = Fields(raw_config, {}).items("architectures", str)
-    if not architectures:
-        raise ModelError(f"{path}/{NO_ARCHITECTURES}; {NAME_ONE}")
-    names = own_modules(raw_config)
-    if not names:
-        quantization = read_quantization(raw_config)
-        on_load = method_on_load(args.quantization, quantization.method if quantization else None)
-        config = ModelConfig.from_dict(raw_config)
-        weight_names, weights = FAMILIES[config.architecture].weight_names, _safetensors(path)
-        if quantization is None:
-            return Checkpoint(path, config, card, DecoderLoader(weight_names, weights, on_load))
-        refuse_transposed(config.architecture, quantization.method)
-        modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
-        quantized = DecoderLoader(weight_names, QuantizedFolder(weights, modules), kv_cache=kv_cache_of(raw_config))
-        return Checkpoint(path, config, card, quantized, quantization.method)
-    if reason := why_no_decoder(raw_config):
-        raise ModelError(f"architecture {', '.join(architectures)} is not supported: {reason}")
-    if args.quantization is not None:
-        raise ArgumentError("--quantization", f"{why_not_quantized(names)}; leave it out")
-    # Imported only when needed: importing transformers' model classes takes seconds.
-    from stoker_engine.models.transformers_backend.loader import TransformersLoader
+    folder, card = read_folder(path, args.quantization), card_of_folder(path)
+    config, quantization = folder.config, folder.quantization
+    if config is None:
+        # Imported only when needed: importing transformers' model classes takes seconds.
+        from stoker_engine.models.transformers_backend.loader import TransformersLoader
 
-    _safetensors(path)
-    loader = TransformersLoader.of(path, raw_config, args.trust_remote_code)
-    return Checkpoint(path, loader.model_config(), card, loader)
-
-
-def _safetensors(folder: Path) -> SafetensorsFolder:
-    others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-    if not any(folder.glob("*.safetensors")) and others:
-        raise WeightsError(
-            f"{folder} has no *.safetensors, and {', '.join(others[:3])} can run code when loaded; to convert them, "
-            "load the model with transformers and save it with save_pretrained"
-        )
-    return SafetensorsFolder(folder)
+        loader = TransformersLoader.of(path, folder.raw_config, args.trust_remote_code)
+        return Checkpoint(path, loader.model_config(), card, loader)
+    weight_names, weights = FAMILIES[config.architecture].weight_names, SafetensorsFolder(path)
+    if quantization is None:
+        return Checkpoint(path, config, card, DecoderLoader(weight_names, weights, folder.on_load))
+    modules = FIND_MODULES[quantization.method](quantization, weights.tensors)
+    kv_cache = kv_cache_of(folder.raw_config)
+    quantized = DecoderLoader(weight_names, QuantizedFolder(weights, modules), kv_cache=kv_cache)
+    return Checkpoint(path, config, card, quantized, quantization.method)

@@ -167,6 +167,8 @@ class DPEngine:
             return f"the engine is dead: {self._dead_of}"
         if self._closed:
             return "the engine is shut down"
+        if self._died_of is not None and self.process.pid is None:
+            return f"the engine is dead: {self._died_of}"  # until its owner starts another process
         if not self.process.is_running:
             return "the engine's process is stopped or gone"
         if (standstill := self._standstill) is not None:
@@ -208,6 +210,10 @@ class DPEngine:
         """Kill the process, because it cannot serve."""
         self.process.kill(cause)
         self._die(self.process, cause)
+
+    async def kill(self, cause: EngineDeadError) -> None:
+        """Kill the process, and wait until it is dead. A process that cannot be killed counts as dead after a while."""
+        await self.watchdog.kill(self.process, self._death, cause)
 
     def watch_if_stopped(self) -> None:
         """Watch the process if it is stopped, even if no request waits for it: new requests go to other engines. If it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -22,7 +23,7 @@ _CAUSE_TIMEOUT_S: Final = 30.0
 
 
 class EngineLink(EnginePipe):
-    """A link to the next process of an engine that its owner starts.
+    """A link to the next process of an engine that its owner starts, or a report that there is none now.
 
     Args:
         fail: ends this front end; called with the reason if the link breaks while the engine lives.
@@ -63,6 +64,13 @@ class EngineLink(EnginePipe):
             pipe.close()
             return
         self._linked.set_result(None)
+        death.add_done_callback(lambda _: self._hang_up(pipe))
+
+    def end(self, cause: EngineDeadError) -> None:
+        """Report that the newest process is already dead. Called instead of `connect`."""
+        self._death.set_result(cause)
+        if self._linked.set_running_or_notify_cancel():
+            self._linked.set_result(None)
 
     def kill(self, because: EngineDeadError) -> None:
         """Ask the owner to kill the process."""
@@ -80,6 +88,12 @@ class EngineLink(EnginePipe):
         self.ask_to_end()
         if self._socket is not None:
             self._socket.close()
+
+    def _hang_up(self, pipe: socket.socket) -> None:
+        """End the reading thread after the messages that have arrived: a process that cannot be killed keeps the pipe
+        open, although its owner has abandoned it."""
+        with contextlib.suppress(OSError):  # it is closed already
+            pipe.shutdown(socket.SHUT_RDWR)
 
     def _connected(self) -> Connection | None:
         try:

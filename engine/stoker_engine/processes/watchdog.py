@@ -1,4 +1,5 @@
-"""Kills an engine that is stopped or stuck while requests or loads wait for it, so that these end with an error.
+"""Kills an engine that is stopped or stuck while requests or loads wait for it, so that these end with an error. If one
+of several front ends hangs, this front end ends, not the engine.
 
 It relies on information that a hanging process cannot falsify: the state of the process, and its heartbeat. The
 watchdog runs only while `has_waiters` returns true.
@@ -99,10 +100,22 @@ class Watchdog:
             self._process = process
             self._watching = asyncio.create_task(self._watch(process, death))
 
+    async def kill(self, process: EnginePipe, death: asyncio.Future[EngineDeadError], cause: EngineDeadError) -> None:
+        """Kill `process`, and wait until `death` is done, or report its death after `KILL_TIMEOUT_S`: callers must not
+        wait for a process that cannot be killed."""
+        process.kill(cause)
+        await self._wait_dead(process, death, cause)
+
     def stop(self) -> None:
         """Stop watching."""
         if self._watching is not None:
             self._watching.cancel()
+
+    async def _wait_dead(
+        self, process: EnginePipe, death: asyncio.Future[EngineDeadError], cause: EngineDeadError
+    ) -> None:
+        await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)
+        self._on_death(process, cause)
 
     async def _watch(self, process: EnginePipe, death: asyncio.Future[EngineDeadError]) -> None:
         detector = StuckDetector(process)
@@ -110,6 +123,8 @@ class Watchdog:
             await asyncio.sleep(INTERVAL_S)
             if (cause := detector.check(self.step_timeout)) is None:
                 continue
-            process.kill(cause)
-            await asyncio.wait({death}, timeout=KILL_TIMEOUT_S)
-            self._on_death(process, cause)  # callers must not wait for a process that cannot be killed
+            if process.handling_for > HANDLING_TIMEOUT_S:  # this process hangs, so a shared engine lives on
+                process.fail(cause)
+                await self._wait_dead(process, death, cause)
+            else:
+                await self.kill(process, death, cause)

@@ -76,7 +76,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/copies")
     async def copies() -> list[EngineState]:
         """State of each engine, its missing ranks and its KV cache; always 200."""
-        return client.engine_states
+        return await service.engine_states()
 
     @router.get("/load")
     async def load() -> ServerLoad:

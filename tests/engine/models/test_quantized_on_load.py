@@ -26,10 +26,10 @@ from stoker_engine.llm import LLM
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.loading import quantized_on_load
-from stoker_engine.models.loading.quantized_on_load import method_on_load
 from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.weight_target import WeightTarget
+from stoker_engine.sizing.method_on_load import method_on_load
 from stoker_engine.sizing.weight_sizes import weight_bytes
 
 from ...support.engine.served import served

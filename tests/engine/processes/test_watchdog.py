@@ -41,7 +41,12 @@ class Process:
         return self._still_for if self._handling else 0.0
 
     def kill(self, because: EngineDeadError) -> None:
+        assert not self._handling, "the end of the pipe fails that hangs: other front ends may use the engine"
         self.killed = because
+
+    def fail(self, cause: EngineDeadError) -> None:
+        assert self._handling
+        self.killed = cause
 
 
 def watch(

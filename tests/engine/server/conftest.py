@@ -40,8 +40,9 @@ from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.server.app import create_app
 from stoker_engine.server.conversation.service import Service
+from stoker_engine.server.http.bind import bind
 from stoker_engine.server.http.http_protocol import http_protocol
-from stoker_engine.server.http.http_server import Server, bind, uvicorn_config
+from stoker_engine.server.http.http_server import Server, uvicorn_config
 from stoker_engine.sizing.cache_groups import CacheGroup
 from stoker_engine.tokens.content_format import ContentForms
 from stoker_engine.tokens.output_stream import OutputStream

@@ -25,6 +25,16 @@ def locate_model(args: EngineArgs) -> Path:
     return _locate(args.model, args.revision, _MODEL_FILES + code)
 
 
+def find_local_model(args: EngineArgs) -> Path | None:
+    """Return MODEL's folder or GGUF file if it is a local path; None: a hub id or a demo model.
+
+    Raises:
+        ModelError: MODEL names nothing.
+        ArgumentError: see `locate_model`.
+    """
+    return None if "://" in args.model or _is_hub_id(args.model) else locate_model(args)
+
+
 def locate_tokenizer(args: EngineArgs, model: Path) -> Path:
     """Return the folder or GGUF file of the tokenizer: ``--tokenizer``, or else `model`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,10 +9,9 @@ import torch
 from safetensors import safe_open
 
 from stoker_common.errors import WeightsError
-from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.stored_formats import StoredFormat
-from stoker_engine.contract.json_file import read_json_object
-from stoker_engine.models.loading.weight_source import Part, check_shape, some
+from stoker_engine.models.loading.weight_files import weight_files
+from stoker_engine.models.loading.weight_source import Part, check_shape
 from stoker_engine.quant.weight_target import WeightTarget
 
 
@@ -26,24 +24,7 @@ class RawTensors:
     """
 
     def __init__(self, folder: Path) -> None:
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            weight_map = Fields(read_json_object(index), {}, file=index.name).object("weight_map")
-            files = sorted({str(name) for name in weight_map.values()})
-            present = {path.name for path in folder.iterdir()}
-            if strange := [name for name in files if Path(name).name != name]:
-                raise WeightsError(f"{index} names {reprlib.repr(strange[0])}, which is not a file in the same folder")
-            missing = [name[:200] for name in files if name not in present]
-            if missing:
-                raise WeightsError(f"{folder} lacks {some(missing)}, named by {index.name}")
-            paths = [folder / name for name in files]
-        else:
-            paths = sorted(folder.glob("*.safetensors"))
-        if not paths:
-            raise WeightsError(
-                f"no *.safetensors in {folder}; repeat an incomplete download, and convert other formats with "
-                "transformers' save_pretrained"
-            )
+        paths = weight_files(folder)
         try:
             self._files: list[Any] = [safe_open(path, framework="pt") for path in paths]
         except Exception as error:

@@ -54,8 +54,3 @@ def check_shape(name: str, shape: torch.Size, target: WeightTarget) -> None:
     """
     if target.full_shape != shape:
         raise WeightsError(f"{name} has shape {tuple(shape)}, but the model needs {tuple(target.full_shape)}")
-
-
-def some(names: list[str]) -> str:
-    """Return the first five names and the number of others, for messages."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

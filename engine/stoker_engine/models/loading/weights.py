@@ -23,7 +23,8 @@ from stoker_engine.models.loading.kv_scales import is_kv_scale
 from stoker_engine.models.loading.load_progress import LoadProgress
 from stoker_engine.models.loading.quantized_on_load import quantized
 from stoker_engine.models.loading.row_slices import read_rows
-from stoker_engine.models.loading.weight_source import Part, WeightSource, check_shape, some
+from stoker_engine.models.loading.weight_files import some
+from stoker_engine.models.loading.weight_source import Part, WeightSource, check_shape
 from stoker_engine.quant.weight_target import WeightTarget
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 from prometheus_client import generate_latest
 
 from stoker_common.errors import NotFoundError, RequestError
+from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
@@ -65,11 +65,11 @@ class Service:
         self.registry = process_registry()
         self.lifecycle = Lifecycle()
         self.running: set[Generation] = set()
-        self.created = int(time.time())
+        self.created = int(time.time()) if peers is None else peers.created
         self.loaded = asyncio.Event()
         self._begins_after: Sequence[tuple[int, ...]] | None = None  # computed on first use
         frontend = args.frontend
-        max_restarts = frontend.max_engine_restarts if peers is None else sys.maxsize
+        max_restarts = frontend.max_engine_restarts if peers is None else None
         self.restarts = [Restarts(max_restarts) for _ in range(client.num_engines)]
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
         self._records = EngineRecords(args, client, self.registry, self._requests) if peers is None else None
@@ -115,6 +115,13 @@ class Service:
         if self.client.is_ready and not self.is_ready:
             return "loading: other front ends start"
         return self.client.status
+
+    async def engine_states(self) -> list[EngineState]:
+        """Return the state of each engine."""
+        if self.peers is not None:
+            states: list[EngineState] = await self.peers.call("engine_states")
+            return states
+        return self.client.engine_states
 
     async def metrics(self) -> bytes:
         """Return the server's metrics in Prometheus' classic text format, encoded in a worker thread."""

@@ -61,11 +61,17 @@ class Peers(Protocol):
         index: index of this front end.
         name: part of the ids of this front end's requests; unique among current and earlier front ends.
         counts: counts of requests in flight.
+        created: start of the server, in Unix seconds.
     """
 
     index: int
     name: str
     counts: SharedCounts
+    created: int
+
+    def on_listening(self) -> None:
+        """Record that the event loop of this front end runs. Called in the event loop."""
+        ...
 
     def on_ready(self) -> None:
         """Record that this front end serves."""

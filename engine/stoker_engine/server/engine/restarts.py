@@ -41,13 +41,13 @@ class Restarts:
 
     Args:
         max_restarts: maximum number of restarts per hour; at least `BESIDE_OTHERS` are allowed while another engine
-            serves.
+            serves. None: all are allowed, because another process restarts the engine or ends the server.
 
     Attributes:
         given_up: whether no further restart follows, at least until another engine serves.
     """
 
-    def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_restarts: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._max_restarts = max_restarts
         self._began: deque[float] = deque()
@@ -57,6 +57,8 @@ class Restarts:
 
     def allowed(self, death: EngineDeadError, others_serve: bool = False) -> bool:
         """Return whether an engine that died of `death` may be restarted."""
+        if self._max_restarts is None:
+            return True
         while self._began and self._began[0] <= self._clock() - _HOUR_S:
             self._began.popleft()
         if others_serve:
@@ -69,7 +71,8 @@ class Restarts:
     def one(self) -> Iterator[None]:
         """Context of one restart. If the context raises, another restart or `give_up` must follow."""
         self.given_up = False
-        self._began.append(self._clock())
+        if self._max_restarts is not None:
+            self._began.append(self._clock())
         self._over.clear()
         self._under_way.set()
         yield
@@ -93,7 +96,7 @@ class Restarts:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                while (self._max_restarts or self._under_way.is_set()) and not self.given_up:
+                while (self._max_restarts != 0 or self._under_way.is_set()) and not self.given_up:
                     await self._under_way.wait()
                     await self._over.wait()
                     if not self.given_up and is_ready():

@@ -1,7 +1,8 @@
 """Messages between the supervisor and its front ends, pickled, and their pipe.
 
 To a front end: `Start` first; `FilesFound`; an `EngineDied` for each process of an engine; `Reply` to a `Call`; `Ping`;
-`End`. Links to engines come over another socket.
+`End`. Over another socket: an `EngineLinked` with its descriptors for each process of an engine; `EngineDied` first, if
+the newest process was already dead when the front end started.
 To the supervisor: `Ready`; `Call`; `Rejected`; `KillEngine`; `Pong` to a `Ping`; `Failed`.
 """
 
@@ -35,11 +36,13 @@ class Start:
     Attributes:
         index: its index among the server's front ends, which its successor inherits.
         name: see `Peers.name`.
+        created: see `Peers.created`.
     """
 
     args: ServeArgs
     index: int
     name: str
+    created: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,20 @@ class EngineDied:
     engine: int
     serial: int
     cause: EngineDeadError
+
+
+@dataclass(frozen=True)
+class EngineLinked:
+    """A link to a process of an engine. Its descriptors are the pipe and the heartbeat.
+
+    Attributes:
+        serial: see `EngineDied`.
+        pid: its process id.
+    """
+
+    engine: int
+    serial: int
+    pid: int
 
 
 @dataclass(frozen=True)

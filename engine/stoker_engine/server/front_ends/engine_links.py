@@ -13,7 +13,7 @@ from stoker_common.errors import EngineDeadError
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.messages import ServeFrontEnds
-from stoker_engine.server.front_ends.control import EngineDied
+from stoker_engine.server.front_ends.control import EngineDied, EngineLinked
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,10 @@ class EngineLinks:
         """
         frontend, several = self._args.frontend, self._args.engine.data_parallel_size > 1
         with self._lock:
-            serial = self._processes[engine][0] + 1 if engine in self._processes else 0
+            serial = 0
+            if engine in self._processes:
+                serial = self._processes[engine][0] + 1
+                self._report(EngineDied(engine, serial - 1, EngineDeadError("it was abandoned")))
             process = EngineProcess(
                 frontend.log_format,
                 PROGRAM,
@@ -80,30 +83,34 @@ class EngineLinks:
         with self._lock:
             self._front_ends.remove(front_end)
 
-    def kill(self, engine: int, serial: int, cause: EngineDeadError) -> None:
-        """Kill a process of an engine, unless it has been replaced."""
+    def is_newest(self, engine: int, serial: int) -> bool:
+        """Whether no other process of the engine has replaced this one."""
         with self._lock:
-            newest, process = self._processes[engine]
-            if newest == serial:
-                process.kill(cause)
+            return self._processes[engine][0] == serial
 
     def _link(self, front_end: Linked, engine: int) -> None:
         serial, process = self._processes[engine]
-        if engine not in self._dead:
+        try:
+            if engine in self._dead:
+                front_end.links.send(pickle.dumps(self._dead[engine]))
+                return
             ours, theirs = socket.socketpair()
             with ours, theirs:
                 process.link(ours)
-                try:
-                    header = pickle.dumps((engine, serial, process.pid))
-                    socket.send_fds(front_end.links, [header], [theirs.fileno(), process.status.fd])
-                except OSError:
-                    logger.debug("a front end has ended, and gets no engine")
+                header = pickle.dumps(EngineLinked(engine, serial, process.pid))
+                socket.send_fds(front_end.links, [header], [theirs.fileno(), process.status.fd])
+        except OSError:
+            logger.debug("a front end has ended, and gets no engine")
 
     def _on_death(self, engine: int, serial: int, _: EngineProcess, cause: EngineDeadError) -> None:
         """Report a death to all front ends, in the thread that reads the engine's pipe."""
         with self._lock:
-            death = EngineDied(engine, serial, cause)
-            if self._processes[engine][0] == serial:
-                self._dead[engine] = death
+            if self._processes[engine][0] == serial:  # otherwise it was abandoned
+                self._report(EngineDied(engine, serial, cause))
+
+    def _report(self, death: EngineDied) -> None:
+        """Report the death of an engine's newest process, unless it has been reported."""
+        if death.engine not in self._dead:
+            self._dead[death.engine] = death
             for front_end in self._front_ends:
                 front_end.send(death)

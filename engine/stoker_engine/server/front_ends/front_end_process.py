@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from stoker_common.errors import StokerError
 from stoker_common.subprocesses.death import is_stopped, process_state
 from stoker_common.subprocesses.lifeline import parent_for_child
-from stoker_engine.contract.serve_args import ServeArgs
-from stoker_engine.server.front_ends.control import ControlPipe, Ping, Start
-
-logger = logging.getLogger(__name__)
+from stoker_engine.server.front_ends.control import ControlPipe, End, Ping, Start
 
 #: Arguments of the interpreter. `-P` prevents imports from the working directory.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.server.front_ends.main")
@@ -26,20 +24,20 @@ PROGRAM: Final = ("-P", "-m", "stoker_engine.server.front_ends.main")
 _STOPPED_CHECKS: Final = 2
 _SILENT_CHECKS: Final = 12
 #: Number of checks that a front end may miss in addition before its first answer, while it imports modules.
-_START_CHECKS: Final = 120
+_START_CHECKS: Final = 48
 
 
 class FrontEndProcess:
     """A front end, which starts immediately. Must be created in the main thread: it ends with its creator's thread.
 
     Args:
-        index: its index among the server's front ends.
-        name: see `Peers.name`.
+        start: what it serves.
         bound: the socket whose connections it accepts.
         counts: descriptor of the `SharedCounts`.
         metrics: folder of its HTTP metrics.
 
     Attributes:
+        index: its index among the server's front ends.
         pid: its process id.
         links: socket over which it receives links to engines.
         is_ready: whether it has reported that it serves.
@@ -49,11 +47,12 @@ class FrontEndProcess:
         OSError: the system has no processes or memory left.
     """
 
-    def __init__(self, args: ServeArgs, index: int, name: str, bound: socket.socket, counts: int, metrics: str) -> None:
-        self.index = index
+    def __init__(self, start: Start, bound: socket.socket, counts: int, metrics: Path) -> None:
+        self.index = start.index
         self.is_ready = False
         self.failure: StokerError | None = None
         self._stopped, self._silent = 0, -_START_CHECKS
+        self._killed_because: str | None = None
         control, child_control = socket.socketpair()
         self.links, child_links = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ControlPipe(control)
@@ -63,10 +62,10 @@ class FrontEndProcess:
                 [sys.executable, *PROGRAM, *map(str, descriptors), str(parent_for_child())],
                 pass_fds=descriptors,
                 process_group=0,  # the supervisor passes Ctrl-C on
-                env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": metrics},
+                env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics)},
             )
         self.pid = self._process.pid
-        self.send(Start(args, index, name))
+        self.send(start)
 
     def listen(self, on_message: Callable[[Any], None], on_exit: Callable[[str], None]) -> None:
         """Start the threads of the control pipe; when the pipe is closed, another thread waits for the process to end.
@@ -80,7 +79,7 @@ class FrontEndProcess:
             code = self._process.wait()
             self.links.close()
             how = f"signal {-code} ended it" if code < 0 else f"its exit code is {code}; its log says why"
-            on_exit(how)
+            on_exit(self._killed_because or how)
 
         self._control.listen(on_message, lambda: threading.Thread(target=wait, daemon=True).start())
 
@@ -88,9 +87,17 @@ class FrontEndProcess:
         """Send a message without waiting. It is lost if the front end has ended."""
         self._control.send(message)
 
-    def signal(self, signum: int) -> None:
-        """Send a signal."""
-        self._process.send_signal(signum)
+    def stop(self, signum: int) -> None:
+        """Pass on a signal that stops the server. A front end that does not serve yet is killed, because it may not
+        handle signals yet."""
+        self._process.send_signal(signum if self.is_ready else signal.SIGKILL)
+
+    def end(self) -> None:
+        """End the front end at once, without waiting; kill it if it does not serve yet."""
+        if self.is_ready:
+            self.send(End())
+        else:
+            self.kill()
 
     def kill(self) -> None:
         """Kill the process in any state."""
@@ -104,10 +111,12 @@ class FrontEndProcess:
         """Kill the front end if it is stopped, or if its event loop has not answered several checks."""
         self._stopped = self._stopped + 1 if is_stopped(process_state(self.pid)) else 0
         if self._stopped >= _STOPPED_CHECKS:
-            logger.error("front end %d is stopped, and killed", self.index)
-            self.kill()
+            self._kill_because("it was stopped, and killed")
         elif self._silent >= _SILENT_CHECKS:
-            logger.error("front end %d hangs, and is killed", self.index)
-            self.kill()
+            self._kill_because("it did not answer, and was killed")
         self._silent += 1
         self.send(Ping())
+
+    def _kill_because(self, reason: str) -> None:
+        self._killed_because = self._killed_because or reason
+        self.kill()

@@ -13,8 +13,9 @@ import struct
 import threading
 from collections import defaultdict, deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -30,6 +31,7 @@ from stoker_engine.server.front_ends.control import (
     ControlPipe,
     End,
     EngineDied,
+    EngineLinked,
     Failed,
     FilesFound,
     KillEngine,
@@ -40,6 +42,18 @@ from stoker_engine.server.front_ends.control import (
     Reply,
     Start,
 )
+
+#: Maximum size of the message with a link, or the cause of an engine's death.
+_MAX_HEADER_BYTES: Final = 1 << 18
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A process of an engine, to which an `EngineLink` can be connected."""
+
+    linked: EngineLinked
+    pipe: socket.socket
+    status: Heartbeat
 
 
 class Supervised:
@@ -59,7 +73,7 @@ class Supervised:
         start = control.receive()
         assert isinstance(start, Start)
         self.start = start
-        self.index, self.name = start.index, start.name
+        self.index, self.name, self.created = start.index, start.name, start.created
         self.counts = SharedCounts(start.args.frontend.api_server_count, counts)
         self.files: Future[EngineArgs] = Future()
         self._control, self._links = control, links
@@ -67,7 +81,7 @@ class Supervised:
         self._calls: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._waiting: dict[int, EngineLink] = {}  # by engine
-        self._processes: defaultdict[int, deque[tuple[int, int, socket.socket, Heartbeat]]] = defaultdict(deque)
+        self._processes: defaultdict[int, deque[_Process | EngineDied]] = defaultdict(deque)  # not linked yet
         self._deaths: defaultdict[tuple[int, int], Future[EngineDeadError]] = defaultdict(Future)
         self._loop: asyncio.AbstractEventLoop | None = None
         control.listen(self._on_message, self._die)
@@ -81,9 +95,12 @@ class Supervised:
             self._match(engine)
         return link
 
+    def on_listening(self) -> None:
+        """Answer the supervisor's questions in the event loop from now on."""
+        self._loop = asyncio.get_running_loop()
+
     def on_ready(self) -> None:
         """Report that this front end serves."""
-        self._loop = asyncio.get_running_loop()
         self._control.send(Ready())
 
     def on_rejected(self, limit: str) -> None:
@@ -130,9 +147,7 @@ class Supervised:
         elif isinstance(message, FilesFound):
             self.files.set_result(message.args)
         elif isinstance(message, Ping):
-            if self._loop is None:
-                self._control.send(Pong())  # it loads
-            else:
+            if self._loop is not None:  # otherwise this front end starts
                 with contextlib.suppress(RuntimeError):  # the loop is closed: this front end ends
                     self._loop.call_soon_threadsafe(self._control.send, Pong())
         elif isinstance(message, End):
@@ -143,23 +158,31 @@ class Supervised:
 
     def _receive_links(self) -> None:
         while True:
-            header, descriptors, _, _ = socket.recv_fds(self._links, 4096, 2)
+            header, descriptors, _, _ = socket.recv_fds(self._links, _MAX_HEADER_BYTES, 2)
             if not header:
                 return
-            engine, serial, pid = pickle.loads(header)
-            pipe, status = socket.socket(fileno=descriptors[0]), Heartbeat(descriptors[1])
-            os.close(descriptors[1])
+            message: EngineLinked | EngineDied = pickle.loads(header)
+            if isinstance(message, EngineDied):
+                process: _Process | EngineDied = message
+            else:
+                process = _Process(message, socket.socket(fileno=descriptors[0]), Heartbeat(descriptors[1]))
+                os.close(descriptors[1])
             with self._lock:
-                self._processes[engine].append((serial, pid, pipe, status))
-                self._match(engine)
+                self._processes[message.engine].append(process)
+                self._match(message.engine)
 
     def _match(self, engine: int) -> None:
         """Connect the waiting link of an engine to its next process, if both exist."""
         processes = self._processes[engine]
-        if engine in self._waiting and processes:
-            serial, pid, pipe, status = processes.popleft()
-            kill = partial(self._kill, engine, serial)
-            self._waiting.pop(engine).connect(pid, pipe, status, kill, self._deaths[engine, serial])
+        if engine not in self._waiting or not processes:
+            return
+        process, link = processes.popleft(), self._waiting.pop(engine)
+        if isinstance(process, EngineDied):
+            link.end(process.cause)
+        else:
+            serial = process.linked.serial
+            kill, death = partial(self._kill, engine, serial), self._deaths[engine, serial]
+            link.connect(process.linked.pid, process.pipe, process.status, kill, death)
 
     def _kill(self, engine: int, serial: int, cause: EngineDeadError) -> None:
         self._control.send(KillEngine(engine, serial, cause))

@@ -11,35 +11,48 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, generate_latest
 
-from stoker_common.errors import EngineDeadError, StokerError
+from stoker_common.errors import StokerError
 from stoker_engine.async_llm import AsyncLLM
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.server.engine.engine_keeper import EngineKeeper
 from stoker_engine.server.engine.peers import SharedCounts
 from stoker_engine.server.engine.restarts import Restarts
-from stoker_engine.server.front_ends.control import Call, End, Failed, FilesFound, KillEngine, Ready, Rejected, Reply
+from stoker_engine.server.front_ends.control import (
+    Call,
+    Failed,
+    FilesFound,
+    KillEngine,
+    Ready,
+    Rejected,
+    Reply,
+    Start,
+)
 from stoker_engine.server.front_ends.engine_links import EngineLinks
 from stoker_engine.server.front_ends.front_end_process import FrontEndProcess
+from stoker_engine.server.front_ends.metrics_folder import metrics_folder
 from stoker_engine.server.front_ends.process_metrics import ProcessesCollector
 from stoker_engine.server.http.http_server import log_ready, url_of
+from stoker_engine.server.middleware.api_keys import APIKeys
 from stoker_engine.server.observability.engine_records import EngineRecords
 from stoker_engine.server.observability.request_log import RequestLog
 from stoker_engine.server.responses.shared_store import response_store
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of front ends that are replaced per hour. After that the server ends.
+#: Maximum number of front ends that are replaced per hour, and before all have been ready once. After that the server
+#: ends.
 MAX_REPLACED: Final = 10
+MAX_REPLACED_AT_START: Final = 3
 _HOUR_S: Final = 3600.0
 
 #: Interval of the checks whether front ends hang, in seconds.
@@ -57,6 +70,7 @@ def supervise(args: ServeArgs, bound: socket.socket) -> None:
         EngineDeadError: an engine's death ended the server.
         StokerError: front ends ended too often, or cannot be started.
     """
+    APIKeys.from_args(args.frontend)  # reports a wrong file now, not after front ends are started
     engines = EngineLinks(args)
     client = AsyncLLM(
         args.engine,
@@ -66,7 +80,7 @@ def supervise(args: ServeArgs, bound: socket.socket) -> None:
         start=engines.start,
     )
     try:
-        with tempfile.TemporaryDirectory(prefix="stoker-metrics-") as metrics:
+        with metrics_folder() as metrics:
             asyncio.run(Supervisor(args, bound, client, engines, metrics).run())
     finally:
         client.shutdown()
@@ -80,7 +94,7 @@ class Supervisor:
     """
 
     def __init__(
-        self, args: ServeArgs, bound: socket.socket, client: AsyncLLM, engines: EngineLinks, metrics: str
+        self, args: ServeArgs, bound: socket.socket, client: AsyncLLM, engines: EngineLinks, metrics: Path
     ) -> None:
         self._args, self._bound, self._client, self._engines, self._metrics = args, bound, client, engines, metrics
         count = args.frontend.api_server_count
@@ -93,11 +107,12 @@ class Supervisor:
         self._responses = response_store(args.frontend)
         self._front_ends: dict[int, FrontEndProcess] = {}  # by index
         self._num_started = 0
+        self._created = int(time.time())
         self._replaced: deque[float] = deque()
         self._all_ready = asyncio.Event()
         self._all_ended = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._answers: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until a signal or an error.
@@ -115,7 +130,7 @@ class Supervisor:
         ended = asyncio.create_task(self._all_ended.wait())
         try:
             for index in range(self._args.frontend.api_server_count):
-                self._start(index)
+                self._start_or_fail(index)
             failures: set[asyncio.Future[Any]] = {engines, self._failure}
             await asyncio.wait({*failures, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.is_set():
@@ -137,7 +152,7 @@ class Supervisor:
         """Pass a signal to all front ends, each of which drains, or ends at once at the second signal."""
         self._stopping.set()
         for front_end in self._front_ends.values():
-            front_end.signal(signum)
+            front_end.stop(signum)
         self._check_ended()
 
     async def _keep_engines(self) -> None:
@@ -173,16 +188,26 @@ class Supervisor:
         self._engines.serve(engine)
         self._records.on_loaded_again(engine)
 
+    def _start_or_fail(self, index: int) -> None:
+        """Start a front end; if that is impossible, end the server."""
+        try:
+            self._start(index)
+        except OSError as error:
+            self._fail(StokerError(f"a front end cannot be started: {error.strerror}"))
+
     def _start(self, index: int) -> None:
-        """Start a front end."""
+        """Start a front end.
+
+        Raises:
+            OSError: the system has no processes, memory or descriptors left.
+        """
         loop = asyncio.get_running_loop()
 
         def in_loop(function: Any) -> Any:
             return partial(loop.call_soon_threadsafe, function)
 
-        front_end = FrontEndProcess(
-            self._args, index, str(self._num_started), self._bound, self._counts.fd, self._metrics
-        )
+        start = Start(self._args, index, str(self._num_started), self._created)
+        front_end = FrontEndProcess(start, self._bound, self._counts.fd, self._metrics)
         self._num_started += 1
         self._front_ends[index] = front_end
         self._engines.add(front_end)
@@ -193,21 +218,27 @@ class Supervisor:
 
     def _on_message(self, front_end: FrontEndProcess, message: Any) -> None:
         if isinstance(message, Call):
-            task = asyncio.create_task(self._answer(front_end, message))
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+            self._do_later(self._answer(front_end, message))
         elif isinstance(message, Rejected):
             self._records.on_rejected(message.limit)
         elif isinstance(message, Ready):
             front_end.is_ready = True
-            if all(each.is_ready for each in self._front_ends.values()):
+            if self._all_ready.is_set():
+                logger.info("front end %d serves again", front_end.index)
+            elif all(each.is_ready for each in self._front_ends.values()):
                 self._all_ready.set()
         elif isinstance(message, KillEngine):
-            self._engines.kill(message.engine, message.serial, message.cause)
+            if self._engines.is_newest(message.engine, message.serial):
+                self._do_later(self._client.engines[message.engine].kill(message.cause))
         elif isinstance(message, Failed):
             front_end.failure = message.error.error()
         else:
             front_end.is_answering()
+
+    def _do_later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, front_end: FrontEndProcess, call: Call) -> None:
         try:
@@ -221,6 +252,8 @@ class Supervisor:
     async def _do(self, method: str, *arguments: Any) -> Any:
         if method == "metrics":
             return await asyncio.to_thread(generate_latest, self._registry)
+        if method == "engine_states":
+            return self._client.engine_states
         responses = self._responses
         methods: dict[str, Callable[..., Any]] = {
             "put_response": responses.put,
@@ -238,25 +271,19 @@ class Supervisor:
             self._check_ended()
             return
         failure = front_end.failure
-        if isinstance(failure, EngineDeadError):
-            logger.error("front end %d ended: %s", front_end.index, failure)
-        elif failure is not None and not self._all_ready.is_set():
+        if failure is not None and not self._all_ready.is_set():
             self._fail(failure)  # the others would fail, too
             return
-        else:
-            logger.error("front end %d ended: %s", front_end.index, failure or cause)
+        logger.error("front end %d ended: %s", front_end.index, failure or cause)
         now = time.monotonic()
         while self._replaced and self._replaced[0] <= now - _HOUR_S:
             self._replaced.popleft()
-        if len(self._replaced) >= MAX_REPLACED:
+        if len(self._replaced) >= (MAX_REPLACED if self._all_ready.is_set() else MAX_REPLACED_AT_START):
             self._fail(StokerError(f"front ends ended too often; the last one: {failure or cause}"))
             return
         self._replaced.append(now)
         logger.warning("starting another front end %d; the others go on", front_end.index)
-        try:
-            self._start(front_end.index)
-        except OSError as error:
-            self._fail(StokerError(f"a front end cannot be started: {error.strerror}"))
+        self._start_or_fail(front_end.index)
 
     def _fail(self, error: StokerError) -> None:
         if not self._failure.done():
@@ -276,7 +303,7 @@ class Supervisor:
     async def _end_front_ends(self, ended: asyncio.Task[bool]) -> None:
         """End all front ends at once, and wait until they have ended."""
         for front_end in self._front_ends.values():
-            front_end.send(End())
+            front_end.end()
         self._check_ended()
         await asyncio.wait({ended}, timeout=_END_TIMEOUT_S)
         for front_end in self._front_ends.values():

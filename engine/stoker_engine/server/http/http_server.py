@@ -20,12 +20,8 @@ from collections.abc import Iterator, Sequence
 
 import uvicorn
 
-from stoker_common.errors import (
-    ArgumentError,
-    StokerError,
-)
+from stoker_common.errors import StokerError
 from stoker_common.subprocesses.process_start import process_start
-from stoker_engine.contract.frontend_args import EVERY_ADDRESS
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.laps import describe
@@ -34,7 +30,9 @@ from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.engine.engine_keeper import EngineKeeper
 from stoker_engine.server.engine.peers import Peers
+from stoker_engine.server.http.bind import unavailable_address
 from stoker_engine.server.http.http_protocol import http_protocol
+from stoker_engine.server.http.tls import DEFAULT_CIPHERS, check_tls
 from stoker_engine.server.observability.access_log import skip_paths
 from stoker_engine.server.unavailable import UnavailableError
 
@@ -47,45 +45,6 @@ _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 #: Maximum seconds for which clients may read the rest of their responses, once all requests have ended.
 _LAST_WORDS_S = 5
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket to the address, without listening, so that a port in use is reported before a model is loaded.
-
-    ``::`` stands for all addresses, including IPv4, whatever net.ipv6.bindv6only is.
-
-    Raises:
-        StokerError: the address is not available.
-    """
-    every = host == EVERY_ADDRESS
-    if every and not _has_ipv6():
-        host = "0.0.0.0"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-        try:
-            if family == socket.AF_INET6 and every:
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart waits for old connections
-            bound.bind(address)
-        except OSError:
-            bound.close()
-            raise
-    except OSError as error:
-        raise _refused(host, port, error) from error
-    return bound
-
-
-def _has_ipv6() -> bool:
-    """Return whether the kernel has IPv6; it can be disabled at boot."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
-            trial.bind((EVERY_ADDRESS, 0))
-    except OSError:
-        return False
-    return True
 
 
 def serve(args: ServeArgs, client: EngineClient, bound: socket.socket, peers: Peers | None = None) -> None:
@@ -105,7 +64,7 @@ def serve(args: ServeArgs, client: EngineClient, bound: socket.socket, peers: Pe
         server.run([bound])
     except OSError as error:
         host, port = bound.getsockname()[:2]
-        raise _refused(host, port, error) from error
+        raise unavailable_address(host, port, error) from error
     if server.failure is not None:
         raise server.failure
 
@@ -144,6 +103,8 @@ class Server(uvicorn.Server):
         the others accept connections until then."""
         engine = self._engine_task = asyncio.create_task(self._engine())
         peers = self._service.peers
+        if peers is not None:
+            peers.on_listening()
         if peers is not None and peers.counts.is_started:
             others = [asyncio.create_task(event.wait()) for event in (self._stopping, self._service.loaded)]
             await asyncio.wait({engine, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -271,6 +232,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         ArgumentError: the TLS files cannot be loaded; or see `create_app`.
     """
     args = service.args.frontend
+    check_tls(args)
     skip_paths(args.disable_access_log_for_endpoints)
     config = uvicorn.Config(
         create_app(service),
@@ -290,16 +252,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
-        ssl_ciphers=args.ssl_ciphers or "DEFAULT",
+        ssl_ciphers=args.ssl_ciphers or DEFAULT_CIPHERS,
     )
-    try:
-        config.load()
-    except OSError as error:  # including ssl.SSLError
-        raise ArgumentError(
-            "--ssl-certfile", f"cannot load {args.ssl_certfile} with its key, certificates and ciphers: {error}"
-        ) from error
+    config.load()
     return config
-
-
-def _refused(host: str, port: int, error: OSError) -> StokerError:
-    return StokerError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port")

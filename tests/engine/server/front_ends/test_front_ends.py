@@ -2,112 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from stoker_engine.cli.lines import lines_of
-from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
 from ....support.processes import command_line, lives
 from ....support.waiting import until
 from ...conftest import engine_of
-
-SERVE = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"
-FRONT_END = "stoker_engine.server.front_ends.main"
-CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
-GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-class Running:
-    """A running server.
-
-    Attributes:
-        log: lines written so far.
-    """
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.log: list[str] = []
-        self.url = ""
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.log.extend(iter(self.process.stderr.readline, ""))
-
-    def has_logged(self, text: str) -> bool:
-        return any(text in line for line in self.log)
-
-    def front_ends(self) -> list[psutil.Process]:
-        return [each for each in psutil.Process(self.process.pid).children() if FRONT_END in command_line(each)]
-
-    def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
-        """Post on a new connection, so that any front end may answer."""
-        return httpx.post(f"{self.url}{path}", json=body, timeout=120)
-
-    def text(self, prompt: list[int], max_tokens: int = 24) -> str:
-        answer = self.post(prompt=prompt, max_tokens=max_tokens, **GREEDY)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["choices"][0]["text"])
-
-    def stream(self, prompt: list[int], max_tokens: int, **headers: str) -> Iterator[str]:
-        """Yield the texts of a stream's events, as they arrive."""
-        body = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, **GREEDY}
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, headers=headers, timeout=120) as answer:
-            for line in lines_of(answer.iter_bytes()):
-                data = line.removeprefix("data: ")
-                if data == "[DONE]":
-                    return
-                if data:
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise ConnectionError(event["error"]["message"])
-                    yield event["choices"][0]["text"]
-
-    def metric(self, name: str, labels: str = "") -> float:
-        """Return the sum of a metric's series whose labels contain `labels`."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if re.match(rf"{name}[ {{]", line) and labels in line)
-
-    def num_requests(self) -> float:
-        return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
-
-    def until_idle(self) -> None:
-        until(lambda: self.num_requests() == 0, "no request runs")
-
-    def ended(self) -> int:
-        return self.process.wait(60)
-
-
-@contextmanager
-def serving(model: Path, *words: str) -> Iterator[Running]:
-    argv = [str(model), "--host=127.0.0.1", "--port=0", "--num-gpu-blocks-override=512", *words]
-    process = subprocess.Popen([sys.executable, "-c", SERVE, *argv], stderr=subprocess.PIPE, text=True)
-    running = Running(process)
-    try:
-        until(lambda: running.has_logged("serving ") or process.poll() is not None)
-        found = re.findall(r" on (https?://[0-9.:]+)", "".join(running.log))
-        assert found, "".join(running.log)
-        running.url = found[0]
-        yield running
-    finally:
-        process.kill()
-        process.wait()
+from .running import CHAT_TEMPLATE, GREEDY, Running, serving
 
 
 @pytest.fixture(scope="module")
@@ -256,11 +167,11 @@ def test_a_dead_engine_is_restarted_once_while_requests_wait(three: Running) -> 
         until(lambda: three.num_requests() >= 3)
         engine = engine_of(three.process.pid)
         engine.kill()
+        until(lambda: three.get("/ready").status_code == 503)
         errors = [stream.exception(120) for stream in streams]
         assert any(errors)
         assert {stream.result() for stream, error in zip(streams, errors, strict=True) if error is None} <= {complete}
-        assert httpx.get(f"{three.url}/ready").status_code == 503
-        assert httpx.get(f"{three.url}/live").status_code == 200
+        assert three.get("/live").status_code == 200
         assert set(pool.map(lambda _: three.text(_prompt(2)), range(6))) == {expected}
     assert {httpx.get(f"{three.url}/ready").status_code for _ in range(6)} == {200}
     answer = three.post(prompt=[5, 6], max_tokens=8, structured_outputs={"choice": ["yes", "no"]})
@@ -301,21 +212,3 @@ def test_front_ends_share_several_engines(tiny_llama: Path) -> None:
         assert [running.text(_prompt(number)) for number in range(4)] == expected
         until(lambda: running.metric("stoker:engine_up") == 2, "the engine is restarted while the other serves")
         assert [running.text(_prompt(number)) for number in range(4)] == expected
-
-
-def test_start_errors_of_front_ends_are_reported_once(tiny_llama: Path, tmp_path: Path) -> None:
-    file = tmp_path / "termination-log"
-    argv = [str(tiny_llama), "--port=0", "--api-server-count=2", "--api-key-file=/no/such"]
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE, *argv],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "STOKER_TERMINATION_LOG": str(file)},
-    )
-    assert done.returncode == 2, done.stderr
-    assert "--api-key-file" in done.stderr
-    assert "Traceback" not in done.stderr
-    written = TerminationMessage.parse(file.read_text())
-    assert written is not None
-    assert written.reason is Reason.START_ERROR

@@ -22,6 +22,9 @@ class FakePeers:
     index: int
     counts: SharedCounts
     name: str = ""
+    created: int = 0
+
+    def on_listening(self) -> None: ...
 
     def on_ready(self) -> None: ...
 

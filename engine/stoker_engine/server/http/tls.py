@@ -1,0 +1,31 @@
+"""Checks the TLS files before the server starts."""
+
+from __future__ import annotations
+
+import ssl
+
+from stoker_common.errors import ArgumentError
+from stoker_engine.contract.frontend_args import FrontendArgs
+
+#: OpenSSL's name of its default ciphers.
+DEFAULT_CIPHERS = "DEFAULT"
+
+
+def check_tls(args: FrontendArgs) -> None:
+    """Check that the certificates and the key can be loaded, if the server uses TLS.
+
+    Raises:
+        ArgumentError: they cannot, or the ciphers are unknown.
+    """
+    if args.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
+        if args.ssl_ca_certs:
+            context.load_verify_locations(args.ssl_ca_certs)
+        context.set_ciphers(args.ssl_ciphers or DEFAULT_CIPHERS)
+    except OSError as error:  # including ssl.SSLError
+        raise ArgumentError(
+            "--ssl-certfile", f"cannot load {args.ssl_certfile} with its key, certificates and ciphers: {error}"
+        ) from error
