@@ -22,6 +22,7 @@ from stoker_engine.kernels.triton.attention import decode_splits
 from stoker_engine.kernels.triton.attention.decode_splits import count_parts
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.sizing.activations import layer_activation_bytes
+from stoker_engine.sizing.graph_memory import sampling_graph_bytes
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import (
     GIB,
@@ -62,7 +63,8 @@ def captured(numbers: Numbers, num_blocks: int, max_model_len: int) -> StepGraph
 
 
 def taken(config: ModelConfig, of_layer: int, result: int, numbers: Numbers, split: Sharding, num_blocks: int) -> int:
-    """Return the bytes of the engine's graphs, counted one by one. `of_layer` and `result` are as in `MODELS`."""
+    """Return the bytes of the engine's graphs, those of the forward pass counted one by one. `of_layer` and `result`
+    are as in `MODELS`."""
     size, step_tokens = numbers.block_size, numbers.max_num_batched_tokens
     groups = model_cache_groups(config, size, numbers.kv, split.tensor)
     requested_len = numbers.max_model_len or config.default_model_len
@@ -79,7 +81,8 @@ def taken(config: ModelConfig, of_layer: int, result: int, numbers: Numbers, spl
     tokens = max(each.shape.tokens for each in graphs)
     hidden = tokens * config.hidden_size * 2 * (1 if split.pipeline == 1 else 2)
     activations = layer_activation_bytes(config, tokens, 2, split) + results + (64 << 20)
-    return sum(launches) * (16 << 10) + activations + tables + hidden
+    sampling = sampling_graph_bytes(config, numbers.max_num_seqs, step_tokens, 2, split)  # does not depend on the cache
+    return sum(launches) * (16 << 10) + activations + tables + hidden + sampling
 
 
 @pytest.mark.parametrize("seed", range(40))
