@@ -14,6 +14,7 @@ import socket
 from stoker_common.errors import StokerError
 from stoker_engine import logs
 from stoker_engine.cli import command_line, open_files, termination_log
+from stoker_engine.contract.frontend_args import FrontendArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 from stoker_engine.imports import collector_off
@@ -56,11 +57,23 @@ def _serve(argv: list[str]) -> None:
     open_files.raise_limit()
     with bind(args.frontend.host, args.frontend.port) as bound:
         check_tls(args.frontend)
+        _check_key_files(args.frontend)
         check_local_model(args.engine)
         if args.frontend.api_server_count > 1:
             _serve_by_front_ends(args, bound)
         else:
             _serve_alone(args, bound)
+
+
+def _check_key_files(args: FrontendArgs) -> None:
+    """Check that the files of API keys can be read."""
+    if args.api_key_file is None and args.admin_api_key_file is None:
+        return  # importing the web framework takes time
+    from stoker_engine.server.middleware.admin_keys import admin_keys
+    from stoker_engine.server.middleware.api_keys import APIKeys
+
+    APIKeys.from_args(args)
+    admin_keys(args)
 
 
 def _serve_alone(args: ServeArgs, bound: socket.socket) -> None:

@@ -301,10 +301,10 @@ def _capture_graphs(runner: Runner, device_batch: DeviceBatch, groups: RankGroup
         has_adapters=runner.adapters is not None,
         receives=None if groups.pipeline.stage.is_first else runner.dtype,
     )
-    sampling: SamplingGraphs | None = None
-    if isinstance(runner.finish, Sampling):
-        draws = runner.finish.draws
-        sampling = SamplingGraphs(draws.logits, max_seqs, runner.dtype, runner.device)
-        runner.finish = replace(runner.finish, draws=replace(draws, graphs=sampling))
+    finish, sampling = runner.finish, None
+    if isinstance(finish, Sampling):
+        sampling = SamplingGraphs(finish.draws.logits, max_seqs, runner.dtype, runner.device)
     if capture_all(graphs, sampling, runner.plan.graph_bytes, lambda: on_progress(0, 0), groups.engine):
         runner.graphs = graphs
+    if isinstance(finish, Sampling) and sampling is not None and sampling.captured:
+        runner.finish = replace(finish, draws=replace(finish.draws, graphs=sampling))

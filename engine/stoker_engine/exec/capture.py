@@ -57,21 +57,22 @@ def capture_all(
             raise CaptureError(str(error).partition("\n")[0]) from error
         return result, graph.replay
 
-    def captures(graphs: StepGraphs | SamplingGraphs, sharing: Communicator, consequence: str) -> bool:
+    def try_capture(graphs: StepGraphs | SamplingGraphs, ranks: Communicator, warning: str) -> bool:
         try:
             with torch.cuda.stream(stream):  # also for what prepares the inputs of a capture
-                graphs.capture(agreed(capture, sharing), on_progress)
+                graphs.capture(agreed(capture, ranks), on_progress)
         except CaptureError as error:
-            logger.warning("%s: %s", consequence, error)
+            logger.warning("%s: %s", warning, error)
             return False
-        torch.cuda.current_stream().wait_stream(stream)
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()  # what the uncaptured steps used
         return True
 
-    if not captures(steps, ranks, "CUDA graphs are disabled"):
+    if not try_capture(steps, ranks, "CUDA graphs are disabled"):
         return False
     count = sum(map(len, steps.captured.values()))
-    if sampling is not None and captures(sampling, sampling.ranks, "CUDA graphs of sampling are disabled"):
+    if sampling is not None and try_capture(sampling, sampling.ranks, "CUDA graphs of sampling are disabled"):
         count += len(sampling.captured)
     _log_captured(count, time.monotonic() - started, free, planned_bytes)
     return True

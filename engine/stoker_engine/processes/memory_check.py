@@ -23,10 +23,10 @@ def check_memory(args: EngineArgs) -> None:
     placement = RankPlacement.of(args)
     processes, _ = placement.neighbours(engine=0, rank=0)
     engines = -(-processes // placement.size)
-    room = host_memory() // PROCESS_BYTES
-    if engines > 1 and processes > room:
+    max_processes = host_memory() // PROCESS_BYTES
+    if engines > 1 and processes > max_processes:
         raise ArgumentError(
             "--data-parallel-size",
             f"{engines} engines on one machine are {processes} processes with at least {PROCESS_BYTES >> 20} MiB "
-            f"each, and its memory has room for {max(1, room // placement.size)} engines; reduce the number",
+            f"each, and its memory has room for {max(1, max_processes // placement.size)} engines; reduce the number",
         )

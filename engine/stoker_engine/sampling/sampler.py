@@ -132,7 +132,8 @@ def samples_of(tokens: torch.Tensor, largest: torch.Tensor) -> Samples:
 
 
 def already_chosen(tokens: torch.Tensor) -> Samples:
-    """Return samples of tokens that a CUDA graph or another rank has chosen, int64 [rows], `NO_TOKEN` if none can be.
+    """Return samples of tokens that a CUDA graph or another rank has chosen, int64 [rows]; `NO_TOKEN` or `NONE_ALLOWED`
+    if none can be.
 
     The copy for the host is started at once. The memory of `tokens` may be overwritten afterwards, as far as the
     device has read it before.

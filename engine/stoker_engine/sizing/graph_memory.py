@@ -6,8 +6,8 @@
     sampling       its graphs: kernels, the logits of the largest one, and its inputs
 
 The number of graphs, and the results of the parts into which attention splits keys, grow with the tokens that the KV
-cache holds, and the cache gets the memory that graphs leave. So graphs are planned for a cache of all memory that is
-left for both, which is larger than the real one; the difference in graphs is small.
+cache holds, and the cache gets the memory that graphs leave: `sizing.memory` finds the largest cache that has room
+beside its graphs.
 
 The engine logs the memory that a capture takes, and warns if it is more than planned.
 """
@@ -38,7 +38,8 @@ _DENSE, _MIXTURE, _LATENT, _ADAPTERS, _SUMS = 12, 18, 24, 10, 2
 #: Launches of a step outside its layers.
 _STEP: Final = 24
 
-#: Launches of sampling, at most. It has graphs without draws and with draws.
+#: Launches of sampling, at most, except that a packed head of more than 128 rows has two for each slab. Devices that
+#: split the vocabulary have graphs without draws, others also graphs with draws.
 SAMPLING_LAUNCHES: Final = 24
 
 #: Bytes of workspaces that matrix multiplications keep in the pool.
@@ -63,8 +64,7 @@ def graph_bytes(
     split: Sharding,
     has_adapters: bool = False,
 ) -> int:
-    """Return the bytes that the graphs of a device take. They grow with `max_model_len` and `cache_tokens`, of which
-    upper bounds may be given.
+    """Return the bytes that the graphs of a device take. They grow with `max_model_len` and `cache_tokens`.
 
     Args:
         max_model_len: maximum tokens of a sequence.
@@ -99,10 +99,14 @@ def graph_bytes(
 def sampling_graph_bytes(
     config: ModelConfig, max_num_seqs: int, max_num_batched_tokens: int, element_bytes: int, split: Sharding
 ) -> int:
-    """Return the bytes that the graphs of sampling take on a device of the last stage; see `graph_bytes`."""
+    """Return the bytes that the graphs of sampling take; see `graph_bytes`. Only the last stage has them, but all
+    stages have as many cache blocks, so all reserve the memory."""
     sizes = sampled_rows(config.vocab_size, min(max_num_seqs, max_num_batched_tokens), element_bytes)
     logits = sizes[-1] * logits_row_bytes(-(-config.vocab_size // split.tensor), element_bytes)
-    return 2 * len(sizes) * SAMPLING_LAUNCHES * _LAUNCH_BYTES + logits + sizes[-1] * config.hidden_size * element_bytes
+    kinds = 1 if split.tensor > 1 else 2
+    return (
+        kinds * len(sizes) * SAMPLING_LAUNCHES * _LAUNCH_BYTES + logits + sizes[-1] * config.hidden_size * element_bytes
+    )
 
 
 def _result_dim(attention: AttentionConfig) -> int:

@@ -2,8 +2,9 @@
 
     budget  =  utilization × device memory
     left    =  budget − weights − adapters − activations − allowances
-    KV      =  left − CUDA graphs for a cache of all that is left
-    blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
+    blocks  =  the most for which blocks × bytes of one block + CUDA graphs for so many blocks ≤ left
+               one is the null block, the rest are usable
+    KV      =  left − CUDA graphs
 
 Sizes are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
 them share the block tables, so the stage with room for the fewest blocks determines the number of blocks.
@@ -11,8 +12,9 @@ them share the block tables, so the stage with room for the fewest blocks determ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from stoker_engine.architectures.cache_spec import LayerCache, StateSpec
@@ -141,7 +143,7 @@ class MemoryUse:
     Attributes:
         weights: bytes of the weights, on the stage with most.
         activations: bytes of a step's activations and logits.
-        allowances: bytes reserved for everything else, `graphs` among them.
+        allowances: bytes reserved for everything else, including `graphs`.
         kv_cache: bytes of the cache on the stage with the fewest blocks: `Numbers.kv_cache_memory_bytes`, or the bytes
             left; negative if the model does not fit.
         num_blocks: number of cache blocks, the same on every device, including the null block.
@@ -186,28 +188,53 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
         kv_cache_bytes(device, of_weights + of_adapters, activations) if fixed_bytes is None else fixed_bytes
         for of_weights, of_adapters in zip(weights, adapters, strict=True)
     ]
-    graphs = _graph_bytes(config, numbers, device, _num_blocks(numbers, left, blocks))
+    if numbers.num_blocks is not None or fixed_bytes is not None:
+        num_blocks = _fitting(left, blocks) if numbers.num_blocks is None else numbers.num_blocks
+    else:
+        num_blocks = _fitting_beside_graphs(left, blocks, partial(_graph_bytes, config, numbers, device))
+    graphs = _graph_bytes(config, numbers, device, num_blocks)
     kv_bytes = [of_stage - graphs for of_stage in left] if fixed_bytes is None else left
     stage = min(range(split.pipeline), key=lambda index: kv_bytes[index] / blocks[index])
-    num_blocks = _num_blocks(numbers, kv_bytes, blocks)
     allowances = device.allowances + graphs
     return MemoryUse(max(weights), activations, allowances, kv_bytes[stage], num_blocks, max(adapters), graphs)
 
 
-def _num_blocks(numbers: Numbers, kv_bytes: Sequence[int], block_bytes: Sequence[int]) -> int:
-    """Return the number of blocks of a cache.
+def _fitting(kv_bytes: Sequence[int], block_bytes: Sequence[int]) -> int:
+    """Return the number of cache blocks for which every stage has memory.
 
     Args:
         kv_bytes: bytes for the cache on each stage.
         block_bytes: bytes of one block on each stage.
     """
-    if numbers.num_blocks is not None:
-        return numbers.num_blocks
     return max(min(size // block for size, block in zip(kv_bytes, block_bytes, strict=True)), 0)
 
 
+def _fitting_beside_graphs(left: Sequence[int], block_bytes: Sequence[int], graphs: Callable[[int], int]) -> int:
+    """Return the largest number of cache blocks for which every stage has memory beside CUDA graphs.
+
+    Args:
+        left: bytes for cache and graphs on each stage.
+        block_bytes: bytes of one block on each stage.
+        graphs: returns the bytes of the graphs for a number of blocks; more blocks never need fewer.
+    """
+
+    def fitting_beside(num_blocks: int) -> int:
+        taken = graphs(num_blocks)
+        return _fitting([of_stage - taken for of_stage in left], block_bytes)
+
+    fits = fitting_beside(_fitting(left, block_bytes))  # beside graphs for more blocks
+    largest = fitting_beside(fits)  # beside graphs for fewer blocks
+    while fits < largest:
+        middle = (fits + largest + 1) // 2
+        if middle <= fitting_beside(middle):
+            fits = middle
+        else:
+            largest = middle - 1
+    return fits
+
+
 def _graph_bytes(config: ModelConfig, numbers: Numbers, device: Device, num_blocks: int) -> int:
-    """Return the bytes reserved for CUDA graphs, for a cache of at most `num_blocks` blocks."""
+    """Return the bytes reserved for CUDA graphs, for a cache of `num_blocks` blocks."""
     # Steps with adapters are not captured if each rank has other experts (`exec.build_runner`).
     adapted_experts = numbers.adapters is not None and device.sharding.expert > 1
     if device.on_cpu or not numbers.has_graphs or (numbers.fused and adapted_experts):

@@ -1,4 +1,4 @@
-"""The engine's graphs, counted one by one, take at most the memory that was planned before the cache had a size."""
+"""The engine's graphs, counted one by one, take the memory that was planned for the size of its cache."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from stoker_engine.sizing.memory import (
     longest_sequence,
     memory_use,
     model_cache_groups,
+    stage_block_bytes,
 )
 from stoker_engine.sizing.part_sizes import PART_SIZES, PartSizes
 from stoker_engine.sizing.weight_sizes import Sharding
@@ -86,7 +87,7 @@ def taken(config: ModelConfig, of_layer: int, result: int, numbers: Numbers, spl
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_graphs_of_a_cache_of_any_size_take_what_is_planned_for_the_largest(seed: int) -> None:
+def test_graphs_take_what_is_planned_for_the_size_of_the_cache(seed: int) -> None:
     dice = random.Random(seed)
     document, of_layer, result = dice.choice(MODELS)
     config = ModelConfig.from_dict(document)
@@ -106,11 +107,28 @@ def test_graphs_of_a_cache_of_any_size_take_what_is_planned_for_the_largest(seed
     bound = eager.num_blocks
     assert use.kv_cache == eager.kv_cache - use.graphs and 40 < use.num_blocks < bound
 
-    found = []
-    for num_blocks in sorted({40, use.num_blocks, bound, *(dice.randint(40, int(bound**0.7)) for _ in range(2))}):
-        found.append(memory_use(config, replace(numbers, num_blocks=num_blocks), device).graphs)
-        assert found[-1] == taken(config, of_layer, result, numbers, split, num_blocks)
-    assert found == sorted(found) and found[-1] == use.graphs
+    found = {}
+    others = (dice.randint(40, int(bound**0.7)) for _ in range(2))
+    for num_blocks in sorted({40, use.num_blocks, use.num_blocks + 1, bound, *others}):
+        found[num_blocks] = memory_use(config, replace(numbers, num_blocks=num_blocks), device).graphs
+        assert found[num_blocks] == taken(config, of_layer, result, numbers, split, num_blocks)
+    assert list(found.values()) == sorted(found.values()) and found[use.num_blocks] == use.graphs
+    block = max(stage_block_bytes(config, numbers, split))
+    assert split.pipeline > 1 or use.num_blocks * block <= use.kv_cache, "the cache has room beside its graphs"
+    assert split.pipeline > 1 or (use.num_blocks + 1) * block > eager.kv_cache - found[use.num_blocks + 1]
+
+
+@pytest.mark.parametrize("document", [document for document, *_ in MODELS[:1]])
+def test_more_memory_never_gives_a_smaller_cache(document: dict[str, Any]) -> None:
+    config = ModelConfig.from_dict(document)
+    numbers = Numbers(2, BF16, 16, max_num_batched_tokens=8192, max_num_seqs=1024, fused=True)
+    least = memory_use(config, replace(numbers, num_blocks=2), Device(0, 1.0, on_cpu=False))
+    start = -least.kv_cache + (64 << 20)
+    sizes = [
+        memory_use(config, numbers, Device(start + extra * (2 << 20), 1.0, on_cpu=False)).num_blocks
+        for extra in range(400)
+    ]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
 def test_parts_are_counted_as_the_kernels_count_them() -> None:

@@ -68,7 +68,7 @@ def test_json_document_has_documented_fields(answer: Any) -> None:
         "pipeline": 1,
         "data": 2,
         "weightBytesPerGpu": 8_030_527_488,
-        "kvTokensPerCopy": 1_036_352,
+        "kvTokensPerCopy": 1_036_512,
         "maxModelLen": 8192,
         "maxConcurrency": 126,
         "verdict": "chosen",

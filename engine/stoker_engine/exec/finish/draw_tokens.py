@@ -76,9 +76,9 @@ class TokenDraws:
         rows_at_once: maximum number of rows of logits that the sampler processes at once.
         logits_at_once: maximum number of rows of logits computed at once if each sequence needs only its most likely
             token.
-        samples: whether this rank draws tokens and returns complete results; other ranks compute the most likely tokens
-            and receive the drawn ones.
-        shares_drawn: whether other ranks need the drawn tokens. In a pipeline the scheduler sends them instead.
+        samples: whether this rank draws tokens and returns complete results; other ranks compute the most likely
+            tokens.
+        shares_drawn: whether other ranks receive the drawn tokens. In a pipeline the scheduler sends them instead.
         graphs: graphs of plain sampling; None: tokens are sampled kernel by kernel.
     """
 

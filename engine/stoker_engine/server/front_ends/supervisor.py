@@ -42,7 +42,6 @@ from stoker_engine.server.front_ends.front_end_process import FrontEndProcess
 from stoker_engine.server.front_ends.metrics_folder import metrics_folder
 from stoker_engine.server.front_ends.process_metrics import ProcessesCollector
 from stoker_engine.server.http.http_server import log_ready, url_of
-from stoker_engine.server.middleware.api_keys import APIKeys
 from stoker_engine.server.observability.engine_records import EngineRecords
 from stoker_engine.server.observability.request_log import RequestLog
 from stoker_engine.server.responses.shared_store import response_store
@@ -70,7 +69,6 @@ def supervise(args: ServeArgs, bound: socket.socket) -> None:
         EngineDeadError: an engine's death ended the server.
         StokerError: front ends ended too often, or cannot be started.
     """
-    APIKeys.from_args(args.frontend)  # reports a wrong file now, not after front ends are started
     engines = EngineLinks(args)
     client = AsyncLLM(
         args.engine,

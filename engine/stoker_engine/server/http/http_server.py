@@ -32,7 +32,7 @@ from stoker_engine.server.engine.engine_keeper import EngineKeeper
 from stoker_engine.server.engine.peers import Peers
 from stoker_engine.server.http.bind import unavailable_address
 from stoker_engine.server.http.http_protocol import http_protocol
-from stoker_engine.server.http.tls import DEFAULT_CIPHERS, check_tls
+from stoker_engine.server.http.tls import DEFAULT_CIPHERS
 from stoker_engine.server.observability.access_log import skip_paths
 from stoker_engine.server.unavailable import UnavailableError
 
@@ -229,10 +229,9 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     """Return uvicorn's configuration for `service`, and set the filter of its access log.
 
     Raises:
-        ArgumentError: the TLS files cannot be loaded; or see `create_app`.
+        ArgumentError: see `create_app`.
     """
     args = service.args.frontend
-    check_tls(args)
     skip_paths(args.disable_access_log_for_endpoints)
     config = uvicorn.Config(
         create_app(service),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,32 @@ def test_front_ends_that_fail_again_and_again_end_the_server(
     assert (message.reason, cause in message.message) == (Reason.START_ERROR, True)
 
 
-@pytest.mark.parametrize("word", ["--api-key-file=/no/such", "--ssl-certfile=/no/such"])
+@pytest.mark.parametrize(
+    ("count", "words", "flag"),
+    [
+        *((count, ["--api-key-file=/no/such"], "--api-key-file") for count in (1, 2)),
+        *((count, ["--ssl-certfile=/no/such"], "--ssl-certfile") for count in (1, 2)),
+        (1, ["--admin-api-key-file=/no/such", "--enable-lora", "--lora-dir=/"], "--admin-api-key-file"),
+        (1, ["--ssl-certfile=cert.pem", "--ssl-keyfile=key.pem"], "--ssl-keyfile: the key is encrypted"),
+    ],
+)
 def test_wrong_files_are_reported_before_any_process_starts(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, words: list[str], flag: str
 ) -> None:
     monkeypatch.setenv("STOKER_TERMINATION_LOG", str(tmp_path / "log"))
-    running = start(tiny_llama, "--api-server-count=2", word, setup="import subprocess; subprocess.Popen = None")
+    monkeypatch.chdir(tmp_path)
+    if "encrypted" in flag:
+        certificate = (*("openssl", "req", "-x509", "-days", "1", "-subj", "/CN=localhost"), "-passout", "pass:secret")
+        subprocess.run(
+            [*certificate, *("-newkey", "rsa:2048", "-keyout", "key.pem", "-out", "cert.pem")],
+            check=True,
+            capture_output=True,
+        )
+    running = start(
+        tiny_llama, f"--api-server-count={count}", *words, setup="import subprocess; subprocess.Popen = None"
+    )
     assert running.ended() == 2
-    assert running.has_logged(word.partition("=")[0])
+    assert running.has_logged(flag)
     assert not running.has_logged("Traceback")
     assert _termination_message(tmp_path / "log").reason is Reason.START_ERROR
 
