@@ -189,8 +189,25 @@ def test_unknown_memory_is_explained(answer: Any, run: Any) -> None:
     code, found = answer(*words)
     assert code == 0
     assert found["options"][0]["weightBytesPerGpu"] is None
+    assert found["warnings"][0].startswith("nothing about org/unknown was checked, because its config.json is not known")
     _, out, _ = run(*words)
     assert "unknown      the model's config.json has not been fetched" in out
+    assert "(`hf download org/unknown config.json --local-dir FOLDER`) and plan with --model FOLDER" in out
+    assert "was checked" not in run(*LLAMA_8B)[1]
+
+
+def test_path_that_names_no_model_is_refused(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("no model")
+    Path("model.gguf").write_text("")
+    for path in ("./missing", "/no/such", "file:///no/such", "missing.gguf", "./missing.gguf"):
+        code, out, err = run("--model", path)
+        assert (code, out) == (2, "")
+        absolute = Path(path.removeprefix("file://")).resolve()
+        assert err == f"stoker plan: --model: there is no {absolute} on this machine; use the path of a model\n"
+    code, _, err = run("--model", "notes.txt")
+    assert code == 2 and f"--model: {tmp_path}/notes.txt is not a GGUF file; use the model's folder" in err
+    assert run("--model", "model.gguf")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,11 @@ def test_optional_variables_may_be_missing(run: Any, monkeypatch: Any, ref: Any)
             "spec.model.source: there is no /m on this machine; use the path of a model",
         ),
         (
+            {"model": {"source": f"file://{__file__}"}},
+            [],
+            f"spec.model.source: {__file__} is not a GGUF file; use the model's folder",
+        ),
+        (
             {"model": {"source": "file:///m", "chatTemplate": {"configMapKeyRef": {"name": "a", "key": "b"}}}},
             [],
             "spec.model.chatTemplate.configMapKeyRef: one machine has no ConfigMaps; put the template's text",
