@@ -68,6 +68,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
     options = parser.parse_args(argv)
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port must be 0 to 65535, not {options.port}")
 
     def run() -> int:
         catalogue = Catalogue.load(options.catalogue)

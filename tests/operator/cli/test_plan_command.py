@@ -189,7 +189,7 @@ def test_unknown_memory_is_explained(answer: Any, run: Any) -> None:
     code, found = answer(*words)
     assert code == 0
     assert found["options"][0]["weightBytesPerGpu"] is None
-    assert found["warnings"][0].startswith("nothing about org/unknown was checked, because its config.json is not known")
+    assert found["warnings"][0].startswith("nothing about org/unknown was checked, because its config.json")
     _, out, _ = run(*words)
     assert "unknown      the model's config.json has not been fetched" in out
     assert "(`hf download org/unknown config.json --local-dir FOLDER`) and plan with --model FOLDER" in out
@@ -289,10 +289,12 @@ def test_capacity_of_the_clusters_nodes_is_shown(
 
 
 def test_missing_cluster_is_reported(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nonexistent")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     code, out, _ = run(*LLAMA_8B, "--cluster")
     assert code == 0
-    assert "cluster      unknown: no cluster" in out
+    reason = "there is no kubeconfig (/nonexistent); set KUBECONFIG to one"
+    assert f"cluster      unknown: no cluster: {reason}\n" in out
 
 
 def test_documentation_shows_the_printed_output(run: Any) -> None:

@@ -80,6 +80,14 @@ def test_host_and_port_come_from_the_command(run: Any) -> None:
     assert not [word for word in words if word.startswith("--host")]  # the engine's own default
 
 
+@pytest.mark.parametrize("port", ["99999", "65536", "-1"])
+def test_impossible_port_is_refused(run: Any, capsys: Any, port: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(f"--port={port}")
+    assert ended.value.code == 2
+    assert f"--port must be 0 to 65535, not {port}" in capsys.readouterr().err
+
+
 def test_unused_fields_are_listed(run: Any) -> None:
     hardware = {"accelerator": "nvidia-l4", "count": 4, "resources": {"limits": {"cpu": 1}}}
     engine = {"image": "x", "imagePullPolicy": "Always", "dtype": "float32"}
