@@ -107,6 +107,12 @@ def test_unused_fields_are_listed(run: Any) -> None:
     assert not [word for word in words if "parallel" in word]
 
 
+def test_tutorial_names_the_unused_fields() -> None:
+    text = (ROOT / "docs/tutorials/02-first-endpoint.md").read_text(encoding="utf-8")
+    names = {up.camel(name).split(".")[0] for name in up.CLUSTER_FIELDS} | {"image", "imagePullPolicy", "resources"}
+    assert not {name for name in names - {"hardware", "engine"} if f"`{name}`" not in text}
+
+
 def test_memory_limit_of_a_cpu_sizes_the_cache(run: Any, monkeypatch: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     monkeypatch.setattr(up, "host_memory", lambda: 64 << 30)
