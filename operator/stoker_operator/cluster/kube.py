@@ -88,14 +88,14 @@ def client_configuration() -> client.Configuration:
     # KUBECONFIG may list several files.
     files = config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep)
     has_file = any(file and Path(file).expanduser().exists() for file in files)
-    if not has_file and "KUBERNETES_SERVICE_HOST" not in os.environ:
-        looked_for = " or ".join(filter(None, files))
-        raise KubeError(0, f"no cluster: there is no kubeconfig ({looked_for}); set KUBECONFIG to one")
     load = config.load_kube_config if has_file else config.load_incluster_config
     try:
         load(client_configuration=configuration)
     except config.ConfigException as error:
-        raise KubeError(0, f"no cluster: {error}") from None
+        reason = str(error)
+        if not has_file and "KUBERNETES_SERVICE_HOST" not in os.environ:
+            reason = f"there is no kubeconfig ({' or '.join(filter(None, files))}); set KUBECONFIG to one"
+        raise KubeError(0, f"no cluster: {reason}") from None
     return configuration
 
 
