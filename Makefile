@@ -54,7 +54,7 @@ $(DEMO_READY): pyproject.toml constraints.txt
 	$(call install,$(FOR_DEMO))
 	@touch $@
 
-demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY)) ## serve the demo manifest on this machine and send requests (ONCE=1: exit afterwards)
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY)) ## serve the demo manifest on this machine and send requests (PORT=8000; ONCE=1: exit afterwards)
 	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
 
 check: lint ## lint, and the tests of changed files, in minutes; enough for most commits (BASE=main: changes since that branch)

@@ -167,8 +167,8 @@ class Tokenizer(Vocabulary):
         template = chat_template or (self._for_tools if tools and self._for_tools else self.chat_template)
         if template is None:
             raise RequestError(
-                "this model has no chat template, so it cannot chat; start the server with "
-                "--chat-template FILE, or use /v1/completions",
+                "this model has no chat template, so it cannot chat; start the server with --chat-template FILE, set "
+                "spec.model.chatTemplate in its manifest, or use /v1/completions",
                 "messages",
             )
         return chat_templates.render(

@@ -1,4 +1,4 @@
-"""Reads a model's config.json from a folder on this machine."""
+"""Models on this machine: whether they exist, and their config.json."""
 
 from __future__ import annotations
 
@@ -26,3 +26,23 @@ def local_config(spec: Spec) -> dict[str, Any] | None:
         return read_config(folder)
     except ModelError as error:
         raise Refused(Violation("spec.model.source", str(error))) from None
+
+
+def model_exists(source: str, field: str) -> None:
+    """Refuse a model folder or GGUF file that this machine does not have.
+
+    Args:
+        source: any valid model source; only those with ``file://`` are checked.
+        field: the field or flag that the violation names.
+
+    Raises:
+        Refused: there is no such path, or it is a file of another kind.
+    """
+    parsed = ModelSource.parse(source)
+    if parsed.scheme != "file":
+        return
+    path = Path(parsed.name)
+    if not path.exists():
+        raise Refused(Violation(field, f"there is no {path} on this machine", "use the path of a model"))
+    if path.is_file() and path.suffix != ".gguf":
+        raise Refused(Violation(field, f"{path} is not a GGUF file", "use the model's folder"))

@@ -17,6 +17,7 @@ from typing import Any
 
 from stoker_common.bar_chart import BarChart
 from stoker_common.command_parser import CommandParser
+from stoker_common.model_source import ModelSource
 from stoker_operator.api.manifest import documents, parse
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
@@ -28,6 +29,7 @@ from stoker_operator.cli.plan_flags import add_flags, document_of, flags_given
 from stoker_operator.cli.plan_plot import memory_lines
 from stoker_operator.manifests.children import children
 from stoker_operator.objects.owner import Owner
+from stoker_operator.plan import model_shapes
 from stoker_operator.plan.capacity import capacity
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.placement import Placement
@@ -122,6 +124,7 @@ def _answer(
 ) -> PlanReport:
     """Return the report for a spec that was studied."""
     objections = _manifest_objections(manifest, spec, catalogue)
+    found = replace(found, warnings=(*_unchecked_model(spec), *found.warnings))
     if options.filename:
         return PlanReport(spec, found, True, objections)
     # Placements that this release cannot run (no runtime has an image, or over several pods) only cause warnings.
@@ -132,6 +135,17 @@ def _answer(
         f"a manifest with these settings is refused: {each}" for each in objections if each not in errors
     ]
     return PlanReport(spec, replace(found, warnings=(*found.warnings, *manifest_warnings)), True, errors)
+
+
+def _unchecked_model(spec: Spec) -> tuple[str, ...]:
+    """Warn of a hub model that is not well-known: the command contacts no hub, so its config.json is not known."""
+    source = ModelSource.parse(spec.model.source)
+    if source.scheme != "hf" or source.name in model_shapes.table():
+        return ()
+    return (
+        f"nothing about {source.name} was checked, because its config.json is not known here; download it (`hf "
+        f"download {source.name} config.json --local-dir FOLDER`) and plan with --model FOLDER",
+    )
 
 
 def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from stoker_engine.contract.names import ATTENTION_BACKENDS, DTYPES, KV_CACHE_DTYPES
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND
 from stoker_operator.api.violation import Refused, Violation
+from stoker_operator.cli.local_config import model_exists
 from stoker_operator.plan.catalogue import Catalogue
 
 Document = dict[str, Any]
@@ -78,8 +79,12 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
     """Return the manifest that is equivalent to the flags.
 
     Raises:
-        Refused: a flag contradicts the catalogue or the runtime, or a flag of adapters lacks --enable-lora.
+        Refused: the model's path does not exist, a flag contradicts the catalogue or the runtime, or a flag of adapters
+            lacks --enable-lora.
     """
+    source = source_of(options.model)
+    if source.startswith("file:///"):
+        model_exists(source, "--model")
     hardware = {"accelerator": options.accelerator or "cpu", "count": options.count, "nodes": options.nodes}
     if options.memory:
         hardware["resources"] = {"limits": {"memory": options.memory}}
@@ -99,7 +104,7 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
         "quantization": options.quantization,
         "args": [*_words_about_graphs(options), *_words_about_adapters(options)] or None,
     }
-    spec: Document = {"model": {"source": source_of(options.model)}, "hardware": _without_none(hardware)}
+    spec: Document = {"model": {"source": source}, "hardware": _without_none(hardware)}
     if _without_none(parallelism):
         spec["parallelism"] = _without_none(parallelism)
     if _without_none(engine):
@@ -137,10 +142,15 @@ def _words_about_adapters(options: argparse.Namespace) -> list[str]:
 
 
 def source_of(model: str) -> str:
-    """Return the model source for a hub id or a path; a source is returned unchanged."""
+    """Return the model source for a hub id or a path; a source is returned unchanged.
+
+    As for ``stoker serve``, a missing GGUF file of an existing folder is a path.
+    """
     if "://" in model:
         return model
-    if Path(model).exists() or model.startswith(("/", "./", "../", "~")):
+    path = Path(model)
+    is_file = path.suffix == ".gguf" and path.parent.is_dir()
+    if path.exists() or is_file or model.startswith(("/", "./", "../", "~")):
         return f"file://{Path(model).expanduser().resolve()}"
     return f"hf://{model}"
 

@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from stoker_common.command_parser import CommandParser
@@ -24,7 +23,7 @@ from stoker_operator.api.rule import violations
 from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
 from stoker_operator.api.v1alpha1.hardware import CPU, Hardware
 from stoker_operator.api.violation import Refused, Violation
-from stoker_operator.cli.local_config import local_config
+from stoker_operator.cli.local_config import local_config, model_exists
 from stoker_operator.cli.machine import lacks
 from stoker_operator.cli.manifest_file import add_arguments, answer, load_one
 from stoker_operator.manifests.variables import expand
@@ -69,6 +68,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
     options = parser.parse_args(argv)
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port must be 0 to 65535, not {options.port}")
 
     def run() -> int:
         catalogue = Catalogue.load(options.catalogue)
@@ -123,7 +124,7 @@ def prepare(
         unused += [f"spec.{camel(name)}" for name in names if name in set_fields]
         spec = on_cpu(spec)
     stays_in_the_cluster(spec)
-    model_exists(spec)
+    model_exists(spec.model.source, "spec.model.source")
     engine = runtime(spec.engine.runtime)
     planned = plan_here(spec, catalogue)
     placement = planned.placement
@@ -225,15 +226,6 @@ def on_cpu(spec: Spec) -> Spec:
     if broken:
         raise Refused(*broken)
     return changed
-
-
-def model_exists(spec: Spec) -> None:
-    """Refuse a model folder or file that this machine does not have."""
-    source = ModelSource.parse(spec.model.source)
-    if source.scheme == "file" and not Path(source.name).exists():
-        raise Refused(
-            Violation("spec.model.source", f"there is no {source.name} on this machine", "use the path of a model")
-        )
 
 
 def stays_in_the_cluster(spec: Spec) -> None:

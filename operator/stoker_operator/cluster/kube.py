@@ -92,7 +92,10 @@ def client_configuration() -> client.Configuration:
     try:
         load(client_configuration=configuration)
     except config.ConfigException as error:
-        raise KubeError(0, f"no cluster: {error}") from None
+        reason = str(error)
+        if not has_file and "KUBERNETES_SERVICE_HOST" not in os.environ:
+            reason = f"there is no kubeconfig ({' or '.join(filter(None, files))}); set KUBECONFIG to one"
+        raise KubeError(0, f"no cluster: {reason}") from None
     return configuration
 
 

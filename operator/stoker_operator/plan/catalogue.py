@@ -6,6 +6,7 @@ An administrator's file of the same form may add entries and replace fields of e
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -21,6 +22,10 @@ from stoker_operator.api.violation import Refused, Violation
 #: Node label with the product of NVIDIA's devices, and suffix of the keys of their time-sliced shares.
 _PRODUCT: Final = "nvidia.com/gpu.product"
 _SHARED: Final = "-shared"
+
+#: Kinds of images of runtime stoker that ``images/build engine-KIND`` builds, and that are not published.
+_BUILT: Final = ("cuda", "rocm")
+
 BUILT_IN = Path(__file__).with_name("catalogue.yaml")
 
 
@@ -144,14 +149,15 @@ class Catalogue(BaseModel):
         shared = self._share(key)
         if shared is not None:
             return shared
-        similar = sorted(each for each in self.accelerators if key in each)
+        similar = sorted(each for each in self.accelerators if key in each or key.startswith(f"{each}-"))
+        similar = similar or get_close_matches(key, self.accelerators)
         others = f"did you mean {' or '.join(similar)}? If not, " if similar else ""
         raise Refused(
             Violation(
                 "spec.hardware.accelerator",
                 f"{key} is not in the accelerator catalogue",
-                f"{others}use one of {', '.join(sorted(self.accelerators))}, or add it in the Helm chart's value "
-                "`catalogue`",
+                f"{others}use one of {', '.join(sorted(self.accelerators))}, or add it to the catalogue (`--catalogue "
+                "FILE`; for the operator the Helm chart's value `catalogue`)",
                 reason="UnknownAccelerator",
             )
         )
@@ -184,12 +190,17 @@ class Catalogue(BaseModel):
         if kind in images:
             return _in_registry(self.registry, images[kind])
         alternatives = sorted(name for name, kinds in self.runtimes.items() if kind in kinds)
-        also = f", use runtime {' or '.join(alternatives)}" if alternatives else ""
+        ways = [f"use runtime {' or '.join(alternatives)}"] if alternatives else []
+        if runtime == "stoker" and kind in _BUILT:
+            image = f"one that `images/build engine-{kind}` builds (docs/guides/gpu.md)"
+            ways = [f"set spec.engine.image or the catalogue's runtimes.stoker.{kind} to {image}", *ways]
+        else:
+            ways = ["set spec.engine.image", *ways, "name another accelerator"]
         raise Refused(
             Violation(
                 "spec.engine.image",
                 f"the catalogue has no {kind} image of runtime {runtime} for {key}",
-                f"set spec.engine.image{also}, or name another accelerator",
+                f"{', '.join(ways[:-1])}, or {ways[-1]}" if ways[1:] else ways[0],
                 reason="NoImage",
             )
         )

@@ -189,8 +189,25 @@ def test_unknown_memory_is_explained(answer: Any, run: Any) -> None:
     code, found = answer(*words)
     assert code == 0
     assert found["options"][0]["weightBytesPerGpu"] is None
+    assert found["warnings"][0].startswith("nothing about org/unknown was checked, because its config.json")
     _, out, _ = run(*words)
     assert "unknown      the model's config.json has not been fetched" in out
+    assert "(`hf download org/unknown config.json --local-dir FOLDER`) and plan with --model FOLDER" in out
+    assert "was checked" not in run(*LLAMA_8B)[1]
+
+
+def test_path_that_names_no_model_is_refused(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("no model")
+    Path("model.gguf").write_text("")
+    for path in ("./missing", "/no/such", "file:///no/such", "missing.gguf", "./missing.gguf"):
+        code, out, err = run("--model", path)
+        assert (code, out) == (2, "")
+        absolute = Path(path.removeprefix("file://")).resolve()
+        assert err == f"stoker plan: --model: there is no {absolute} on this machine; use the path of a model\n"
+    code, _, err = run("--model", "notes.txt")
+    assert code == 2 and f"--model: {tmp_path}/notes.txt is not a GGUF file; use the model's folder" in err
+    assert run("--model", "model.gguf")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -272,10 +289,12 @@ def test_capacity_of_the_clusters_nodes_is_shown(
 
 
 def test_missing_cluster_is_reported(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nonexistent")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     code, out, _ = run(*LLAMA_8B, "--cluster")
     assert code == 0
-    assert "cluster      unknown: no cluster" in out
+    reason = "there is no kubeconfig (/nonexistent); set KUBECONFIG to one"
+    assert f"cluster      unknown: no cluster: {reason}\n" in out
 
 
 def test_documentation_shows_the_printed_output(run: Any) -> None:

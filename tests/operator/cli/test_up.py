@@ -80,6 +80,14 @@ def test_host_and_port_come_from_the_command(run: Any) -> None:
     assert not [word for word in words if word.startswith("--host")]  # the engine's own default
 
 
+@pytest.mark.parametrize("port", ["99999", "65536", "-1"])
+def test_impossible_port_is_refused(run: Any, capsys: Any, port: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(f"--port={port}")
+    assert ended.value.code == 2
+    assert f"--port must be 0 to 65535, not {port}" in capsys.readouterr().err
+
+
 def test_unused_fields_are_listed(run: Any) -> None:
     hardware = {"accelerator": "nvidia-l4", "count": 4, "resources": {"limits": {"cpu": 1}}}
     engine = {"image": "x", "imagePullPolicy": "Always", "dtype": "float32"}
@@ -97,6 +105,12 @@ def test_unused_fields_are_listed(run: Any) -> None:
     assert "--device=cpu" in words
     assert "--dtype=float32" in words
     assert not [word for word in words if "parallel" in word]
+
+
+def test_tutorial_names_the_unused_fields() -> None:
+    text = (ROOT / "docs/tutorials/02-first-endpoint.md").read_text(encoding="utf-8")
+    names = {up.camel(name).split(".")[0] for name in up.CLUSTER_FIELDS} | {"image", "imagePullPolicy", "resources"}
+    assert not {name for name in names - {"hardware", "engine"} if f"`{name}`" not in text}
 
 
 def test_memory_limit_of_a_cpu_sizes_the_cache(run: Any, monkeypatch: Any, tmp_path: Path) -> None:
@@ -175,6 +189,11 @@ def test_optional_variables_may_be_missing(run: Any, monkeypatch: Any, ref: Any)
             {"model": {"source": "file:///m"}},
             [],
             "spec.model.source: there is no /m on this machine; use the path of a model",
+        ),
+        (
+            {"model": {"source": f"file://{__file__}"}},
+            [],
+            f"spec.model.source: {__file__} is not a GGUF file; use the model's folder",
         ),
         (
             {"model": {"source": "file:///m", "chatTemplate": {"configMapKeyRef": {"name": "a", "key": "b"}}}},

@@ -117,9 +117,22 @@ def test_image_follows_from_the_accelerator(endpoint: Any, catalogue: Catalogue)
             "spec.hardware.accelerator: nothing is not in the accelerator catalogue; use one of amd-",
         ),
         (
+            {"hardware": {"accelerator": "nvidia-h200-141gb"}},
+            "UnknownAccelerator",
+            "spec.hardware.accelerator: nvidia-h200-141gb is not in the accelerator catalogue; did you mean "
+            "nvidia-h200? If not, use one of ",
+        ),
+        (
+            {"hardware": {"accelerator": "nvidia-l40-s"}},
+            "UnknownAccelerator",
+            "spec.hardware.accelerator: nvidia-l40-s is not in the accelerator catalogue; did you mean nvidia-l40",
+        ),
+        (
             {"hardware": {"accelerator": "nvidia-h100-80gb"}},
             "NoImage",
-            "spec.engine.image: the catalogue has no cuda image of runtime stoker for nvidia-h100-80gb; set",
+            "spec.engine.image: the catalogue has no cuda image of runtime stoker for nvidia-h100-80gb; set "
+            "spec.engine.image or the catalogue's runtimes.stoker.cuda to one that `images/build engine-cuda` builds "
+            "(docs/guides/gpu.md), or use runtime vllm",
         ),
         (
             {"engine": {"runtime": "sglang"}},

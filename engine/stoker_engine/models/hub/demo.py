@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -39,7 +40,9 @@ def demo_model(name: str) -> Path:
         partial.rename(target)
     except (OSError, ValueError) as error:
         partial.unlink(missing_ok=True)
-        raise ModelError(f"cannot assemble the demo model in {target.parent}: {error}") from error
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "; free some space, or set STOKER_CACHE to a folder on another disk" if is_full else ""
+        raise ModelError(f"cannot assemble the demo model in {target.parent}: {error}{remedy}") from error
     return target
 
 

@@ -222,7 +222,8 @@ class _LargeFiles:
         if disk.total and needed > disk.free:
             raise DownloadError(
                 f"{self._name} needs {needed / _GIB:.2f} GiB more, and {self._folder} has {disk.free / _GIB:.2f} GiB "
-                "free; give spec.storage.cache a larger volume"
+                "free; give spec.storage.cache a larger volume, or on one machine set HF_HUB_CACHE to a folder on "
+                "another disk"
             )
 
     def _have(self) -> int:

@@ -56,7 +56,8 @@ def explain(error: Exception, name: str, revision: str | None) -> ModelError:
         return _not_given(error, name)
     if isinstance(error, OSError) and error.errno in _FULL:
         return DownloadError(
-            f"the disk is full: {name} does not fit into {HF_HUB_CACHE}; give spec.storage.cache a larger volume"
+            f"the disk is full: {name} does not fit into {HF_HUB_CACHE}; "
+            "give spec.storage.cache a larger volume, or on one machine set HF_HUB_CACHE to a folder on another disk"
         )
     if isinstance(error, OSError) and error.errno in _READ_ONLY:
         return DownloadError(f"{name} cannot be written into {HF_HUB_CACHE}: {error.strerror}; make it writable")
