@@ -206,11 +206,11 @@ class AsyncLLM:
             self._router = DPRouter(len(self.engines), info.block_size, info.usable_blocks, info.max_num_seqs)
         self._router.forget(engine_index)
         self._bad_words = self._bad_words or BadWords(tokenizer, info.vocab_size)
-        self._infos[engine_index] = info
-        self._show(engine_index)
         if table is not None:
             engine.send_token_table(table)  # before requests, which would wait while the engine reads it
-        engine.serve(tokenizer.vocabulary)
+        engine.serve(tokenizer.vocabulary)  # raises if the engine has died, which then does not count as loaded
+        self._infos[engine_index] = info
+        self._show(engine_index)
 
     def _show(self, newest: int) -> None:
         """Set `info` to that of engine `newest`, with the lowest limits of all: a request may go to any engine."""

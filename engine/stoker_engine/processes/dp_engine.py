@@ -138,12 +138,12 @@ class DPEngine:
     @property
     def is_live(self) -> bool:
         """Whether it is neither dead, shut down, stopped nor stuck."""
-        return self._dead_of is None and not self._closed and self.process.is_running and self._standstill is None
+        return not self.is_dead and not self._closed and self.process.is_running and self._standstill is None
 
     @property
     def is_dead(self) -> bool:
         """Whether its process is known to be dead and has not been replaced."""
-        return self._dead_of is not None
+        return self._dead_of is not None or self._waits_for_owner
 
     @property
     def is_stuck(self) -> bool:
@@ -167,8 +167,8 @@ class DPEngine:
             return f"the engine is dead: {self._dead_of}"
         if self._closed:
             return "the engine is shut down"
-        if self._died_of is not None and self.process.pid is None:
-            return f"the engine is dead: {self._died_of}"  # until its owner starts another process
+        if self._waits_for_owner:
+            return f"the engine is dead: {self._died_of}"
         if not self.process.is_running:
             return "the engine's process is stopped or gone"
         if (standstill := self._standstill) is not None:
@@ -389,6 +389,11 @@ class DPEngine:
 
     def _has_waiters(self) -> bool:
         return not self._serving or bool(self.streams) or bool(self._adapter_loads) or self.process.is_stopped
+
+    @property
+    def _waits_for_owner(self) -> bool:
+        """Whether the process of a shared engine is dead, and its owner has not started another one."""
+        return self._died_of is not None and self.process.pid is None
 
     @property
     def _standstill(self) -> str | None:

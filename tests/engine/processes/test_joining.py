@@ -91,6 +91,7 @@ def test_one_engine_is_enough_and_another_one_is_used_once_it_serves(owner: Owne
         await loading
         assert llm.is_ready
         assert "engine 1 (of 2): the engine is dead: it was killed by signal 9" in llm.status
+        assert llm.engines[1].is_dead and not llm.engines[1].is_live, "so `is_live` depends on engine 0"
         await _add(llm, "a")
         assert (await asyncio.to_thread(first.recv)).id == "a"
         second, _ = owner.start(1)
@@ -124,6 +125,24 @@ def test_an_engine_that_dies_while_the_client_loads_is_awaited_again(owner: Owne
         await loading
         assert llm.is_ready
         assert owner.failures == []
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_dies_while_the_tokenizer_loads_does_not_count(owner: Owner) -> None:
+    async def run() -> None:
+        llm = owner.client(enough=1)
+        pipe, death = owner.start(0)
+        pipe.send(INFO)
+        death.set_result(EngineDeadError("it was killed by signal 9"))
+        loading = asyncio.create_task(llm.load())
+        await until_async(lambda: len(owner.links[0]) == 2 or loading.done())
+        await until_async(lambda: llm.engines[0].process is owner.links[0][-1])
+        assert not loading.done() and not llm.is_ready
+        pipe, _ = owner.start(0)
+        pipe.send(INFO)
+        await loading
+        assert llm.serves(0) and llm.is_ready
 
     asyncio.run(run())
 
