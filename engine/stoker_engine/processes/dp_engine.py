@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -146,6 +146,11 @@ class DPEngine:
         return self._dead_of is not None or self._waits_for_owner
 
     @property
+    def cause_of_death(self) -> EngineDeadError | None:
+        """The reason why its process is dead or abandoned; None: it is not, or has been replaced."""
+        return self._dead_of
+
+    @property
     def is_stuck(self) -> bool:
         """Whether its process is stopped or exceeds a timeout of `Watchdog`, and is not known to be dead."""
         return self._dead_of is None and (self.process.is_stopped or self._standstill is not None)
@@ -211,9 +216,10 @@ class DPEngine:
         self.process.kill(cause)
         self._die(self.process, cause)
 
-    async def kill(self, cause: EngineDeadError) -> None:
-        """Kill the process, and wait until it is dead. A process that cannot be killed counts as dead after a while."""
-        await self.watchdog.kill(self.process, self._death, cause)
+    def kill(self, cause: EngineDeadError) -> Coroutine[None, None, None]:
+        """Return a coroutine that kills the process, and waits until it is dead. A process that cannot be killed counts
+        as dead after a while. The coroutine does not affect a process that replaces the present one before it runs."""
+        return self.watchdog.kill(self.process, self._death, cause)
 
     def watch_if_stopped(self) -> None:
         """Watch the process if it is stopped, even if no request waits for it: new requests go to other engines. If it

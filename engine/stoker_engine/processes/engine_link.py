@@ -87,6 +87,7 @@ class EngineLink(EnginePipe):
         self._linked.cancel()
         self.ask_to_end()
         if self._socket is not None:
+            self._hang_up(self._socket)
             self._socket.close()
 
     def _hang_up(self, pipe: socket.socket) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -50,6 +51,7 @@ class Owner:
         self.model, self.opened = model, opened
         self.links: defaultdict[int, list[EngineLink]] = defaultdict(list)
         self.failures: list[str] = []
+        self.killed: list[tuple[int, int]] = []  # engine, number of the process
 
     def client(self, enough: int | None = None) -> AsyncLLM:
         args = EngineArgs(str(self.model), data_parallel_size=2)
@@ -68,7 +70,8 @@ class Owner:
         ours, theirs = socket.socketpair()
         status, death = Heartbeat(), Future[EngineDeadError]()
         status.enter(Phase.IDLE)
-        self.links[engine][-1].connect(os.getpid(), ours, status, lambda because: None, death)
+        process = engine, len(self.links[engine]) - 1
+        self.links[engine][-1].connect(os.getpid(), ours, status, lambda _: self.killed.append(process), death)
         return self.opened.enter_context(Connection(theirs.detach())), death
 
 
@@ -145,6 +148,36 @@ def test_an_engine_that_dies_while_the_tokenizer_loads_does_not_count(owner: Own
         assert llm.serves(0) and llm.is_ready
 
     asyncio.run(run())
+
+
+def test_a_late_kill_does_not_affect_the_next_process(owner: Owner) -> None:
+    async def run() -> None:
+        llm = owner.client(enough=1)
+        pipe, death = owner.start(0)
+        pipe.send(INFO)
+        loading = asyncio.create_task(llm.load())
+        await loading
+        kill = llm.engines[0].kill(EngineStuckError("it was stuck"))
+        death.set_result(EngineDeadError("it was killed by signal 9"))
+        await llm.wait_dead(0)
+        loading = asyncio.create_task(llm.load(0))
+        await until_async(lambda: len(owner.links[0]) == 2)
+        owner.start(0)[0].send(INFO)
+        await loading
+        await kill
+        assert owner.killed == [(0, 0)]
+        assert llm.serves(0)
+
+    asyncio.run(run())
+
+
+def test_a_closed_link_ends_its_threads_although_the_engine_hangs(owner: Owner) -> None:
+    link, ends = owner.link(0), SimpleQueue[EngineDeadError]()
+    _hanging_engine = owner.start(0)
+    link.listen(lambda message: None, ends.put)
+    link.close()
+    assert str(ends.get(timeout=60)) == "the link is closed"
+    assert owner.failures == []
 
 
 async def _add(llm: AsyncLLM, request_id: str) -> None:

@@ -176,7 +176,9 @@ class Supervisor:
         log_ready(info, self._args.model_names, url_of(self._args, self._bound))
 
     def on_death(self, engine: int) -> None:
-        """Record the death of an engine."""
+        """Record the death of an engine, and report it to front ends: they do not notice that an engine is abandoned."""
+        if (cause := self._client.engines[engine].cause_of_death) is not None:
+            self._engines.report_dead(engine, cause)
         self._records.on_death(engine)
 
     def on_restart(self, engine: int) -> None:
@@ -229,7 +231,8 @@ class Supervisor:
                 self._all_ready.set()
         elif isinstance(message, KillEngine):
             if self._engines.is_newest(message.engine, message.serial):
-                self._do_later(self._client.engines[message.engine].kill(message.cause))
+                kill = self._client.engines[message.engine].kill(message.cause)  # of this process, not of a later one
+                self._do_later(kill)
         elif isinstance(message, Failed):
             front_end.failure = message.error.error()
         else:
