@@ -53,11 +53,11 @@ class Owner:
         self.failures: list[str] = []
         self.killed: list[tuple[int, int]] = []  # engine, number of the process
 
-    def client(self, enough: int | None = None) -> AsyncLLM:
+    def client(self, min_engines: int | None = None) -> AsyncLLM:
         args = EngineArgs(str(self.model), data_parallel_size=2)
         files: Future[EngineArgs] = Future()
         files.set_result(args)
-        llm = AsyncLLM(args, start=self.link, files=files, enough=enough)
+        llm = AsyncLLM(args, start=self.link, files=files, min_engines=min_engines)
         self.opened.callback(llm.shutdown)
         return llm
 
@@ -83,10 +83,11 @@ def owner(tiny_llama: Path) -> Iterator[Owner]:
 
 def test_one_engine_is_enough_and_another_one_is_used_once_it_serves(owner: Owner) -> None:
     async def run() -> None:
-        llm = owner.client(enough=1)
+        llm, later = owner.client(min_engines=1), list[int]()
+        llm.on_later_load = later.append
         loading = asyncio.create_task(llm.load())
         await until_async(lambda: len(owner.links) == 2)
-        owner.links[1][0].end(EngineDeadError("it was killed by signal 9"))
+        owner.links[1][0].report_dead(EngineDeadError("it was killed by signal 9"))
         await until_async(lambda: len(owner.links[1]) == 2, "the client waits for engine 1's next process")
         assert not llm.is_ready
         first, death = owner.start(0)
@@ -99,7 +100,7 @@ def test_one_engine_is_enough_and_another_one_is_used_once_it_serves(owner: Owne
         assert (await asyncio.to_thread(first.recv)).id == "a"
         second, _ = owner.start(1)
         second.send(INFO)
-        await until_async(lambda: llm.serves(1))
+        await until_async(lambda: llm.serves(1) and later == [1])
         death.set_result(EngineDeadError("it was killed by signal 15"))
         assert "signal 15" in str(await llm.wait_dead(0)), "also while the pipe is open"
         await _add(llm, "b")
@@ -123,7 +124,7 @@ def test_an_engine_that_dies_while_the_client_loads_is_awaited_again(owner: Owne
         pipes = [owner.start(engine)[0] for engine in (0, 1)]
         pipes[0].send(INFO)
         await until_async(lambda: llm.serves(0))
-        assert not llm.is_ready and not loading.done(), "without `enough` all engines are awaited"
+        assert not llm.is_ready and not loading.done(), "without `min_engines` all engines are awaited"
         pipes[1].send(INFO)
         await loading
         assert llm.is_ready
@@ -134,7 +135,7 @@ def test_an_engine_that_dies_while_the_client_loads_is_awaited_again(owner: Owne
 
 def test_an_engine_that_dies_while_the_tokenizer_loads_does_not_count(owner: Owner) -> None:
     async def run() -> None:
-        llm = owner.client(enough=1)
+        llm = owner.client(min_engines=1)
         pipe, death = owner.start(0)
         pipe.send(INFO)
         death.set_result(EngineDeadError("it was killed by signal 9"))
@@ -152,7 +153,7 @@ def test_an_engine_that_dies_while_the_tokenizer_loads_does_not_count(owner: Own
 
 def test_a_late_kill_does_not_affect_the_next_process(owner: Owner) -> None:
     async def run() -> None:
-        llm = owner.client(enough=1)
+        llm = owner.client(min_engines=1)
         pipe, death = owner.start(0)
         pipe.send(INFO)
         loading = asyncio.create_task(llm.load())

@@ -95,7 +95,7 @@ class Supervised:
             self._match(engine)
         return link
 
-    def on_listening(self) -> None:
+    def on_loop_running(self) -> None:
         """Answer the supervisor's questions in the event loop from now on."""
         self._loop = asyncio.get_running_loop()
 
@@ -178,7 +178,7 @@ class Supervised:
             return
         process, link = processes.popleft(), self._waiting.pop(engine)
         if isinstance(process, EngineDied):
-            link.end(process.cause)
+            link.report_dead(process.cause)
         else:
             serial = process.linked.serial
             kill, death = partial(self._kill, engine, serial), self._deaths[engine, serial]
