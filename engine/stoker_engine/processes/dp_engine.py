@@ -72,7 +72,7 @@ class DPEngine:
         on_step: Callable[[Sequence[TokenDelta], StepReport | None], None],
     ) -> None:
         self.number, self.name, self.ranks = number, name, ranks
-        self.watchdog = Watchdog(step_timeout, self._has_waiters, self._die)
+        self.watchdog = Watchdog(step_timeout, self._has_waiters, self._die, self._on_hang)
         self.process = start()
         self.streams: dict[str, OutputStream] = {}
         self.outputs: OutputProcessor | None = None
@@ -376,10 +376,16 @@ class DPEngine:
         self._dead_of = cause
         self._serving = self._is_loaded = False
         self._missing = tuple(range(self.ranks))
-        logger.error("%s died: %s", self.name or "the engine", cause)
+        level = logging.INFO if process.is_shared else logging.ERROR  # its owner logs the error, once
+        logger.log(level, "%s died: %s", self.name or "the engine", cause)
         resolve(self._loaded, type(cause)(f"the engine died while it loaded: {cause}"))
         self._end_streams(type(cause), self._for_clients(cause))
         self._death.set_result(cause)
+
+    def _on_hang(self, process: EnginePipe, cause: EngineDeadError) -> None:
+        """Fail the requests of this front end, which hangs and ends; the engine lives on for others."""
+        if process is self.process:
+            self._end_streams(type(cause), str(cause))
 
     def _for_clients(self, cause: EngineDeadError) -> str:
         """Return the message for clients. A plain `EngineDeadError` may contain an internal exception, so its text is

@@ -117,7 +117,7 @@ def test_requests_stop_waiting_when_an_engine_is_loaded_without_a_restart() -> N
             assert await waits
             raise DEATH
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_requests_wait_no_longer_than_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
