@@ -64,13 +64,14 @@ class AsyncLLM:
         start: starts a process of the engine with that index, or links this front end to its next process; None: each
             engine is started as a child process.
         files: `args` with the path of the model's files that another process found; None: this process finds them.
-        enough: number of engines that `load` waits for, if other engines may stay dead; None: all.
+        min_engines: number of engines that `load` waits for, if other engines may stay dead; None: all.
 
     Raises:
         ArgumentError: the chat template's file cannot be read, or memory is too small for the engines.
 
     Attributes:
         on_step: called in the event loop with the report of each step.
+        on_later_load: called in the event loop with the index of an engine that is loaded after `load` has returned.
         engines: the data-parallel engines, by index.
         files: `args` with the path of the model's files, once they are found.
     """
@@ -85,19 +86,20 @@ class AsyncLLM:
         program: Sequence[str] = PROGRAM,
         start: Callable[[int], EnginePipe] | None = None,
         files: Future[EngineArgs] | None = None,
-        enough: int | None = None,
+        min_engines: int | None = None,
     ) -> None:
         check_memory(args)
         read_chat_template(chat_template)  # reports a wrong file name now, not after the model is loaded
         self.args = args
         self.on_step: Callable[[StepReport], None] | None = None
+        self.on_later_load: Callable[[int], None] | None = None
         self.engines: list[DPEngine] = []
         self._adapters = DPAdapters(self.engines, self._check_serving)
         self._chat_template = chat_template
         self._log_format = log_format
         self.files: Future[EngineArgs] = Future()
         self._found_files = files
-        self._enough = args.data_parallel_size if enough is None else enough
+        self._min_engines = args.data_parallel_size if min_engines is None else min_engines
         self._later_loads: set[asyncio.Task[None]] = set()
         self._started_tokenizer: Future[TokenizerProcess] = Future()
         self._info: EngineInfo | None = None
@@ -129,7 +131,8 @@ class AsyncLLM:
     async def load(self, engine: int | None = None) -> EngineInfo:
         """Load engines, and wait until they are loaded. Called once, and again to reload dead engines.
 
-        Engines that another process owns are loaded again whenever they die meanwhile, and only `enough` are awaited.
+        Engines that another process owns are loaded again whenever they die meanwhile, and only `min_engines` are
+        awaited; `on_later_load` reports the others.
 
         Args:
             engine: index of the engine; None: all engines that are not loaded.
@@ -162,12 +165,12 @@ class AsyncLLM:
         return self.info
 
     async def _join(self) -> None:
-        """Link to all engines, which another process owns, until `_enough` of them are loaded. The others are loaded
-        when they can be; `wait_dead` reports those that died meanwhile."""
+        """Link to all engines, which another process owns, until `_min_engines` of them are loaded. The others are
+        loaded when they can be; `wait_dead` reports those that died meanwhile."""
         loads: dict[asyncio.Task[None], int] = {}
         to_load: list[int] = list(range(len(self.engines)))
         try:
-            while len(self._infos) < self._enough:
+            while len(self._infos) < self._min_engines:
                 loads |= {asyncio.create_task(self._load(index)): index for index in to_load}
                 done, _ = await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
                 ended = {loads.pop(load): load.exception() for load in done}
@@ -180,9 +183,13 @@ class AsyncLLM:
                 load.cancel()
             self.shutdown()
             raise
-        for load in loads:
-            load.add_done_callback(lambda load: load.cancelled() or load.exception())  # see `wait_dead`
+        for load, engine_index in loads.items():
+            load.add_done_callback(partial(self._on_later_load, engine_index))
         self._later_loads = set(loads)  # the event loop has only weak references
+
+    def _on_later_load(self, engine_index: int, load: asyncio.Task[None]) -> None:
+        if not load.cancelled() and load.exception() is None and self.on_later_load is not None:  # else see `wait_dead`
+            self.on_later_load(engine_index)
 
     async def _load(self, engine_index: int) -> None:
         engine = self.engines[engine_index]
@@ -206,11 +213,11 @@ class AsyncLLM:
             self._router = DPRouter(len(self.engines), info.block_size, info.usable_blocks, info.max_num_seqs)
         self._router.forget(engine_index)
         self._bad_words = self._bad_words or BadWords(tokenizer, info.vocab_size)
-        self._infos[engine_index] = info
-        self._show(engine_index)
         if table is not None:
             engine.send_token_table(table)  # before requests, which would wait while the engine reads it
-        engine.serve(tokenizer.vocabulary)
+        engine.serve(tokenizer.vocabulary)  # raises if the engine has died, which then does not count as loaded
+        self._infos[engine_index] = info
+        self._show(engine_index)
 
     def _show(self, newest: int) -> None:
         """Set `info` to that of engine `newest`, with the lowest limits of all: a request may go to any engine."""
@@ -269,8 +276,8 @@ class AsyncLLM:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each engine, or `enough`, has been loaded at least once, and at least one is loaded and live."""
-        return len(self._infos) >= self._enough and any(engine.is_ready for engine in self.engines)
+        """Whether each engine, or `min_engines`, has been loaded at least once, and at least one is loaded and live."""
+        return len(self._infos) >= self._min_engines and any(engine.is_ready for engine in self.engines)
 
     @property
     def status(self) -> str:

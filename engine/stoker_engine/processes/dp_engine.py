@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -72,7 +72,7 @@ class DPEngine:
         on_step: Callable[[Sequence[TokenDelta], StepReport | None], None],
     ) -> None:
         self.number, self.name, self.ranks = number, name, ranks
-        self.watchdog = Watchdog(step_timeout, self._has_waiters, self._die)
+        self.watchdog = Watchdog(step_timeout, self._has_waiters, self._die, self._on_hang)
         self.process = start()
         self.streams: dict[str, OutputStream] = {}
         self.outputs: OutputProcessor | None = None
@@ -138,12 +138,17 @@ class DPEngine:
     @property
     def is_live(self) -> bool:
         """Whether it is neither dead, shut down, stopped nor stuck."""
-        return self._dead_of is None and not self._closed and self.process.is_running and self._standstill is None
+        return not self.is_dead and not self._closed and self.process.is_running and self._standstill is None
 
     @property
     def is_dead(self) -> bool:
         """Whether its process is known to be dead and has not been replaced."""
-        return self._dead_of is not None
+        return self._dead_of is not None or self._waits_for_owner
+
+    @property
+    def cause_of_death(self) -> EngineDeadError | None:
+        """The reason why its process is dead or abandoned; None: it is not, or has been replaced."""
+        return self._dead_of
 
     @property
     def is_stuck(self) -> bool:
@@ -167,8 +172,8 @@ class DPEngine:
             return f"the engine is dead: {self._dead_of}"
         if self._closed:
             return "the engine is shut down"
-        if self._died_of is not None and self.process.pid is None:
-            return f"the engine is dead: {self._died_of}"  # until its owner starts another process
+        if self._waits_for_owner:
+            return f"the engine is dead: {self._died_of}"
         if not self.process.is_running:
             return "the engine's process is stopped or gone"
         if (standstill := self._standstill) is not None:
@@ -211,9 +216,10 @@ class DPEngine:
         self.process.kill(cause)
         self._die(self.process, cause)
 
-    async def kill(self, cause: EngineDeadError) -> None:
-        """Kill the process, and wait until it is dead. A process that cannot be killed counts as dead after a while."""
-        await self.watchdog.kill(self.process, self._death, cause)
+    def kill(self, cause: EngineDeadError) -> Coroutine[None, None, None]:
+        """Return a coroutine that kills the process, and waits until it is dead. A process that cannot be killed counts
+        as dead after a while. The coroutine does not affect a process that replaces the present one before it runs."""
+        return self.watchdog.kill(self.process, self._death, cause)
 
     def watch_if_stopped(self) -> None:
         """Watch the process if it is stopped, even if no request waits for it: new requests go to other engines. If it
@@ -370,10 +376,16 @@ class DPEngine:
         self._dead_of = cause
         self._serving = self._is_loaded = False
         self._missing = tuple(range(self.ranks))
-        logger.error("%s died: %s", self.name or "the engine", cause)
+        level = logging.INFO if process.is_shared else logging.ERROR  # its owner logs the error, once
+        logger.log(level, "%s died: %s", self.name or "the engine", cause)
         resolve(self._loaded, type(cause)(f"the engine died while it loaded: {cause}"))
         self._end_streams(type(cause), self._for_clients(cause))
         self._death.set_result(cause)
+
+    def _on_hang(self, process: EnginePipe, cause: EngineDeadError) -> None:
+        """Fail the requests of this front end, which hangs and ends; the engine lives on for others."""
+        if process is self.process:
+            self._end_streams(type(cause), str(cause))
 
     def _for_clients(self, cause: EngineDeadError) -> str:
         """Return the message for clients. A plain `EngineDeadError` may contain an internal exception, so its text is
@@ -389,6 +401,11 @@ class DPEngine:
 
     def _has_waiters(self) -> bool:
         return not self._serving or bool(self.streams) or bool(self._adapter_loads) or self.process.is_stopped
+
+    @property
+    def _waits_for_owner(self) -> bool:
+        """Whether the process of a shared engine is dead, and its owner has not started another one."""
+        return self._died_of is not None and self.process.pid is None
 
     @property
     def _standstill(self) -> str | None:

@@ -66,7 +66,7 @@ class EngineLink(EnginePipe):
         self._linked.set_result(None)
         death.add_done_callback(lambda _: self._hang_up(pipe))
 
-    def end(self, cause: EngineDeadError) -> None:
+    def report_dead(self, cause: EngineDeadError) -> None:
         """Report that the newest process is already dead. Called instead of `connect`."""
         self._death.set_result(cause)
         if self._linked.set_running_or_notify_cancel():
@@ -87,6 +87,7 @@ class EngineLink(EnginePipe):
         self._linked.cancel()
         self.ask_to_end()
         if self._socket is not None:
+            self._hang_up(self._socket)
             self._socket.close()
 
     def _hang_up(self, pipe: socket.socket) -> None:

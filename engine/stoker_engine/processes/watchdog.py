@@ -29,6 +29,10 @@ KILL_TIMEOUT_S: Final = 15.0
 INTERVAL_S: Final = 0.5
 
 
+class HandlingStuckError(EngineStuckError):
+    """This process, not the engine, was stuck while it handled a message of the engine."""
+
+
 class StuckDetector:
     """Detects a stopped or stuck process by checks about `INTERVAL_S` apart.
 
@@ -42,7 +46,8 @@ class StuckDetector:
         self._looked = time.monotonic()
 
     def check(self, step_timeout: float) -> EngineStuckError | None:
-        """Return the error to kill the process for, or None; `step_timeout` as in `Watchdog`."""
+        """Return the error to kill the process for, or None; `step_timeout` as in `Watchdog`. If the error is a
+        `HandlingStuckError`, the process itself may be healthy."""
         process = self.process
         elapsed = time.monotonic() - self._looked
         self._looked += elapsed
@@ -52,19 +57,30 @@ class StuckDetector:
         self._stopped_for = self._stopped_for + INTERVAL_S if process.is_stopped else 0.0
         if self._stopped_for >= STOPPED_TIMEOUT_S:
             return EngineStuckError(f"it was stopped for {self._stopped_for:.0f} s, and killed")
-        if (cause := standstill(process, step_timeout, self._lost)) is not None:
+        if (cause := _overdue_work(process, step_timeout, self._lost)) is not None:
             return EngineStuckError(f"it was stuck ({cause}; --step-timeout), and killed")
+        if _overdue_handling(process, self._lost) is not None:
+            seconds = process.handling_for - self._lost
+            return HandlingStuckError(f"the server was stuck: it handled a message of the engine for {seconds:.0f} s")
         return None
 
 
-def standstill(process: EnginePipe, step_timeout: float, lost: float = 0.0) -> str | None:
+def standstill(process: EnginePipe, step_timeout: float) -> str | None:
     """Describe what exceeds its timeout: the work of a process, or this process's handling of a message from it;
-    None: nothing does. `lost` seconds do not count."""
-    if (seconds := process.busy_for - lost) > step_timeout:
-        return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s"
-    if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
-        return f"the server handles one of its messages, for {seconds:.0f} s"
-    return None
+    None: nothing does."""
+    return _overdue_work(process, step_timeout) or _overdue_handling(process)
+
+
+def _overdue_work(process: EnginePipe, step_timeout: float, lost: float = 0.0) -> str | None:
+    """Describe a process's work that exceeds its timeout; `lost` seconds do not count."""
+    seconds = process.busy_for - lost
+    return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s" if seconds > step_timeout else None
+
+
+def _overdue_handling(process: EnginePipe, lost: float = 0.0) -> str | None:
+    """Describe this process's handling of a message that exceeds its timeout; `lost` seconds do not count."""
+    seconds = process.handling_for - lost
+    return f"the server handles one of its messages, for {seconds:.0f} s" if seconds > HANDLING_TIMEOUT_S else None
 
 
 class Watchdog:
@@ -75,6 +91,7 @@ class Watchdog:
         has_waiters: whether requests or loads wait for the engine, or it is stopped.
         on_death: called with the process and the reason for killing it, also if it is still alive after
             `KILL_TIMEOUT_S`.
+        on_hang: called with the process and the error if this process hangs, and the engine lives on for others.
     """
 
     def __init__(
@@ -82,10 +99,11 @@ class Watchdog:
         step_timeout: float,
         has_waiters: Callable[[], bool],
         on_death: Callable[[EnginePipe, EngineDeadError], None],
+        on_hang: Callable[[EnginePipe, EngineDeadError], None],
     ) -> None:
         self.step_timeout = step_timeout
         self._has_waiters = has_waiters
-        self._on_death = on_death
+        self._on_death, self._on_hang = on_death, on_hang
         self._process: EnginePipe | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -123,8 +141,8 @@ class Watchdog:
             await asyncio.sleep(INTERVAL_S)
             if (cause := detector.check(self.step_timeout)) is None:
                 continue
-            if process.handling_for > HANDLING_TIMEOUT_S:  # this process hangs, so a shared engine lives on
+            if isinstance(cause, HandlingStuckError) and process.is_shared:
                 process.fail(cause)
-                await self._wait_dead(process, death, cause)
-            else:
-                await self.kill(process, death, cause)
+                self._on_hang(process, cause)
+                return
+            await self.kill(process, death, cause)

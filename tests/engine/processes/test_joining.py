@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -50,12 +51,13 @@ class Owner:
         self.model, self.opened = model, opened
         self.links: defaultdict[int, list[EngineLink]] = defaultdict(list)
         self.failures: list[str] = []
+        self.killed: list[tuple[int, int]] = []  # engine, number of the process
 
-    def client(self, enough: int | None = None) -> AsyncLLM:
+    def client(self, min_engines: int | None = None) -> AsyncLLM:
         args = EngineArgs(str(self.model), data_parallel_size=2)
         files: Future[EngineArgs] = Future()
         files.set_result(args)
-        llm = AsyncLLM(args, start=self.link, files=files, enough=enough)
+        llm = AsyncLLM(args, start=self.link, files=files, min_engines=min_engines)
         self.opened.callback(llm.shutdown)
         return llm
 
@@ -68,7 +70,8 @@ class Owner:
         ours, theirs = socket.socketpair()
         status, death = Heartbeat(), Future[EngineDeadError]()
         status.enter(Phase.IDLE)
-        self.links[engine][-1].connect(os.getpid(), ours, status, lambda because: None, death)
+        process = engine, len(self.links[engine]) - 1
+        self.links[engine][-1].connect(os.getpid(), ours, status, lambda _: self.killed.append(process), death)
         return self.opened.enter_context(Connection(theirs.detach())), death
 
 
@@ -80,10 +83,11 @@ def owner(tiny_llama: Path) -> Iterator[Owner]:
 
 def test_one_engine_is_enough_and_another_one_is_used_once_it_serves(owner: Owner) -> None:
     async def run() -> None:
-        llm = owner.client(enough=1)
+        llm, later = owner.client(min_engines=1), list[int]()
+        llm.on_later_load = later.append
         loading = asyncio.create_task(llm.load())
         await until_async(lambda: len(owner.links) == 2)
-        owner.links[1][0].end(EngineDeadError("it was killed by signal 9"))
+        owner.links[1][0].report_dead(EngineDeadError("it was killed by signal 9"))
         await until_async(lambda: len(owner.links[1]) == 2, "the client waits for engine 1's next process")
         assert not llm.is_ready
         first, death = owner.start(0)
@@ -91,11 +95,12 @@ def test_one_engine_is_enough_and_another_one_is_used_once_it_serves(owner: Owne
         await loading
         assert llm.is_ready
         assert "engine 1 (of 2): the engine is dead: it was killed by signal 9" in llm.status
+        assert llm.engines[1].is_dead and not llm.engines[1].is_live, "so `is_live` depends on engine 0"
         await _add(llm, "a")
         assert (await asyncio.to_thread(first.recv)).id == "a"
         second, _ = owner.start(1)
         second.send(INFO)
-        await until_async(lambda: llm.serves(1))
+        await until_async(lambda: llm.serves(1) and later == [1])
         death.set_result(EngineDeadError("it was killed by signal 15"))
         assert "signal 15" in str(await llm.wait_dead(0)), "also while the pipe is open"
         await _add(llm, "b")
@@ -119,13 +124,61 @@ def test_an_engine_that_dies_while_the_client_loads_is_awaited_again(owner: Owne
         pipes = [owner.start(engine)[0] for engine in (0, 1)]
         pipes[0].send(INFO)
         await until_async(lambda: llm.serves(0))
-        assert not llm.is_ready and not loading.done(), "without `enough` all engines are awaited"
+        assert not llm.is_ready and not loading.done(), "without `min_engines` all engines are awaited"
         pipes[1].send(INFO)
         await loading
         assert llm.is_ready
         assert owner.failures == []
 
     asyncio.run(run())
+
+
+def test_an_engine_that_dies_while_the_tokenizer_loads_does_not_count(owner: Owner) -> None:
+    async def run() -> None:
+        llm = owner.client(min_engines=1)
+        pipe, death = owner.start(0)
+        pipe.send(INFO)
+        death.set_result(EngineDeadError("it was killed by signal 9"))
+        loading = asyncio.create_task(llm.load())
+        await until_async(lambda: len(owner.links[0]) == 2 or loading.done())
+        await until_async(lambda: llm.engines[0].process is owner.links[0][-1])
+        assert not loading.done() and not llm.is_ready
+        pipe, _ = owner.start(0)
+        pipe.send(INFO)
+        await loading
+        assert llm.serves(0) and llm.is_ready
+
+    asyncio.run(run())
+
+
+def test_a_late_kill_does_not_affect_the_next_process(owner: Owner) -> None:
+    async def run() -> None:
+        llm = owner.client(min_engines=1)
+        pipe, death = owner.start(0)
+        pipe.send(INFO)
+        loading = asyncio.create_task(llm.load())
+        await loading
+        kill = llm.engines[0].kill(EngineStuckError("it was stuck"))
+        death.set_result(EngineDeadError("it was killed by signal 9"))
+        await llm.wait_dead(0)
+        loading = asyncio.create_task(llm.load(0))
+        await until_async(lambda: len(owner.links[0]) == 2)
+        owner.start(0)[0].send(INFO)
+        await loading
+        await kill
+        assert owner.killed == [(0, 0)]
+        assert llm.serves(0)
+
+    asyncio.run(run())
+
+
+def test_a_closed_link_ends_its_threads_although_the_engine_hangs(owner: Owner) -> None:
+    link, ends = owner.link(0), SimpleQueue[EngineDeadError]()
+    _hanging_engine = owner.start(0)
+    link.listen(lambda message: None, ends.put)
+    link.close()
+    assert str(ends.get(timeout=60)) == "the link is closed"
+    assert owner.failures == []
 
 
 async def _add(llm: AsyncLLM, request_id: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from stoker_common.errors import EngineDeadError, EngineStuckError
 from stoker_engine.processes import watchdog
 from stoker_engine.processes.heartbeat import Phase
-from stoker_engine.processes.watchdog import Watchdog
+from stoker_engine.processes.watchdog import HandlingStuckError, Watchdog
 
 STEP_TIMEOUT = 100.0
 
@@ -22,7 +22,10 @@ class Status:
 class Process:
     """Stands still from `since` until `until`, by the clock."""
 
-    def __init__(self, clock: Callable[[], float], since: float, until: float, handling: bool = False) -> None:
+    def __init__(
+        self, clock: Callable[[], float], since: float, until: float, handling: bool = False, is_shared: bool = False
+    ) -> None:
+        self.is_shared, self.failed = is_shared, False
         self._clock, self._since, self._until, self._handling = clock, since, until, handling
         self.status, self.is_stopped, self.is_running = Status(), False, True
         self.killed: EngineDeadError | None = None
@@ -41,12 +44,12 @@ class Process:
         return self._still_for if self._handling else 0.0
 
     def kill(self, because: EngineDeadError) -> None:
-        assert not self._handling, "the end of the pipe fails that hangs: other front ends may use the engine"
+        assert not (self._handling and self.is_shared), "other front ends may use the engine"
         self.killed = because
 
     def fail(self, cause: EngineDeadError) -> None:
-        assert self._handling
-        self.killed = cause
+        assert self._handling and self.is_shared
+        self.failed = True
 
 
 def watch(
@@ -56,9 +59,10 @@ def watch(
     *,
     frozen: tuple[float, float] = (0, 0),
     handling: bool = False,
+    is_shared: bool = False,
     watched_from: float = 0.0,
 ) -> tuple[EngineDeadError | None, float]:
-    """Return the error and time of the kill, if it is within 1,000 s.
+    """Return the error and time of the kill, or of the failure of this process, if it is within 1,000 s.
 
     Args:
         frozen: start and duration of a period in which the server does not run.
@@ -74,20 +78,24 @@ def watch(
         await sleep(0)
 
     async def run() -> tuple[EngineDeadError | None, float]:
-        process = Process(lambda: now, since, until, handling)
+        process = Process(lambda: now, since, until, handling, is_shared)
         deaths: list[EngineDeadError] = []
-        dog = Watchdog(STEP_TIMEOUT, lambda: True, lambda _, death: deaths.append(death))
+        hangs: list[EngineDeadError] = []
+        dog = Watchdog(
+            STEP_TIMEOUT, lambda: True, lambda _, death: deaths.append(death), lambda _, cause: hangs.append(cause)
+        )
         monkeypatch.setattr(watchdog, "KILL_TIMEOUT_S", 0.0)
         monkeypatch.setattr(watchdog.asyncio, "sleep", virtual_sleep)
         monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
         dog.watch(process, asyncio.Future())  # type: ignore[arg-type]
-        while now < 1000 and not deaths:
+        while now < 1000 and not deaths and not hangs:
             await sleep(0)
         dog.stop()
         assert deaths == ([] if process.killed is None else [process.killed]), (
             "the death is reported even if the process does not end"
         )
-        return process.killed, now
+        assert len(hangs) == process.failed
+        return hangs[0] if hangs else process.killed, now
 
     with monkeypatch.context() as monkeypatch:
         return asyncio.run(run())
@@ -122,7 +130,11 @@ def test_a_standstill_is_also_killed_after_a_freeze(monkeypatch: pytest.MonkeyPa
     assert end - 2 < at < end + 2
 
 
-def test_handling_one_message_for_too_long_is_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
-    death, at = watch(monkeypatch, since=10, until=1000, handling=True)
-    assert isinstance(death, EngineStuckError) and "the server handles" in str(death)
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_handling_one_message_for_too_long_is_the_fault_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    death, at = watch(monkeypatch, since=10, until=1000, handling=True, is_shared=is_shared)
+    assert isinstance(death, HandlingStuckError)
+    assert "the server was stuck" in str(death) and "--step-timeout" not in str(death)
     assert 310 < at < 312, "the limit is not the step timeout"

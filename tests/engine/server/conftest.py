@@ -148,6 +148,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.on_step: Callable[[StepReport], None] | None = None
+        self.on_later_load: Callable[[int], None] | None = None
         self.tokenizer = FakeTokenizer()
         self.info = EngineInfo(
             max_model_len=64,

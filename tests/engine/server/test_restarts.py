@@ -11,7 +11,7 @@ import pytest
 
 from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
 from stoker_engine.server.engine import restarts
-from stoker_engine.server.engine.restarts import Restarts
+from stoker_engine.server.engine.restarts import Restarts, wait_any
 
 DEATH = EngineDeadError("it was killed by signal 9")
 
@@ -98,6 +98,24 @@ def test_requests_keep_waiting_while_restarts_fail() -> None:
         await turns()
         policy.give_up()
         assert not await failing
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_requests_stop_waiting_when_an_engine_is_loaded_without_a_restart() -> None:
+    async def run() -> None:
+        dead, loading = Restarts(None), Restarts(None)
+        ready = False
+        with contextlib.suppress(EngineDeadError), dead.one():
+            waits = asyncio.create_task(wait_any([dead, loading], lambda: ready))
+            await turns()
+            loading.on_later_load()
+            await turns()
+            assert not waits.done(), "it has died again"
+            ready = True
+            loading.on_later_load()
+            assert await waits
+            raise DEATH
 
     asyncio.run(asyncio.wait_for(run(), 120))
 

@@ -71,6 +71,7 @@ class Service:
         frontend = args.frontend
         max_restarts = frontend.max_engine_restarts if peers is None else None
         self.restarts = [Restarts(max_restarts) for _ in range(client.num_engines)]
+        client.on_later_load = lambda engine: self.restarts[engine].on_later_load()
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
         self._records = EngineRecords(args, client, self.registry, self._requests) if peers is None else None
         self._admission = Admission(

@@ -108,9 +108,12 @@ class EngineClient(Protocol):
 
     Attributes:
         on_step: called in the event loop with the report of each step; set before `load`.
+        on_later_load: called in the event loop with the index of an engine that `load` did not wait for, once it
+            serves; set before `load`.
     """
 
     on_step: Callable[[StepReport], None] | None
+    on_later_load: Callable[[int], None] | None
 
     @property
     def num_engines(self) -> int:

@@ -87,7 +87,9 @@ class EngineKeeper:
                     raise death
                 await self._serves_again.wait()
                 continue
-            if others_serve:
+            if self._restarts[engine].are_by_another_process:
+                logger.info("waiting for the supervisor to start the engine again%s", self._named(engine))
+            elif others_serve:
                 logger.warning("loading the engine again%s; other engines serve", self._named(engine))
             else:
                 logger.warning("loading the engine again%s; requests wait for it", self._named(engine))

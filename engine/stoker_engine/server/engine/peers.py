@@ -69,7 +69,7 @@ class Peers(Protocol):
     counts: SharedCounts
     created: int
 
-    def on_listening(self) -> None:
+    def on_loop_running(self) -> None:
         """Record that the event loop of this front end runs. Called in the event loop."""
         ...
 

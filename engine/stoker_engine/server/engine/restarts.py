@@ -67,6 +67,11 @@ class Restarts:
             death, EngineOutOfMemoryError | EngineStuckError
         )
 
+    @property
+    def are_by_another_process(self) -> bool:
+        """Whether another process restarts the engine."""
+        return self._max_restarts is None
+
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
         """Context of one restart. If the context raises, another restart or `give_up` must follow."""
@@ -76,6 +81,12 @@ class Restarts:
         self._over.clear()
         self._under_way.set()
         yield
+        self._under_way.clear()
+        self._over.set()
+
+    def on_later_load(self) -> None:
+        """Let requests check whether the engine is ready, because it has been loaded without a restart."""
+        self._under_way.set()
         self._under_way.clear()
         self._over.set()
 

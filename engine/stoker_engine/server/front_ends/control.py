@@ -37,12 +37,14 @@ class Start:
         index: its index among the server's front ends, which its successor inherits.
         name: see `Peers.name`.
         created: see `Peers.created`.
+        min_engines: number of engines that must serve before it does.
     """
 
     args: ServeArgs
     index: int
     name: str
     created: int
+    min_engines: int
 
 
 @dataclass(frozen=True)

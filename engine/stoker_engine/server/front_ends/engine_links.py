@@ -43,17 +43,14 @@ class EngineLinks:
         self._dead: dict[int, EngineDied] = {}  # by engine: death of its newest process
 
     def start(self, engine: int) -> EngineProcess:
-        """Start a process of an engine, and link it to all front ends.
+        """Start a process of an engine, and link it to all front ends. The death of the previous one has been reported.
 
         Raises:
             OSError: the system has no processes or memory left.
         """
         frontend, several = self._args.frontend, self._args.engine.data_parallel_size > 1
         with self._lock:
-            serial = 0
-            if engine in self._processes:
-                serial = self._processes[engine][0] + 1
-                self._report(EngineDied(engine, serial - 1, EngineDeadError("it was abandoned")))
+            serial = self._processes[engine][0] + 1 if engine in self._processes else 0
             process = EngineProcess(
                 frontend.log_format,
                 PROGRAM,
@@ -70,6 +67,12 @@ class EngineLinks:
     def serve(self, engine: int) -> None:
         """Let front ends send requests to a loaded engine."""
         self._processes[engine][1].send(ServeFrontEnds())
+
+    def report_dead(self, engine: int, cause: EngineDeadError) -> None:
+        """Report to all front ends that an engine's newest process is dead, or abandoned because it cannot be killed.
+        A death that is known already is not reported again."""
+        with self._lock:
+            self._report(engine, cause)
 
     def add(self, front_end: Linked) -> None:
         """Link a front end to all engines, and from now on to their successors."""
@@ -106,11 +109,11 @@ class EngineLinks:
         """Report a death to all front ends, in the thread that reads the engine's pipe."""
         with self._lock:
             if self._processes[engine][0] == serial:  # otherwise it was abandoned
-                self._report(EngineDied(engine, serial, cause))
+                self._report(engine, cause)
 
-    def _report(self, death: EngineDied) -> None:
-        """Report the death of an engine's newest process, unless it has been reported."""
-        if death.engine not in self._dead:
-            self._dead[death.engine] = death
+    def _report(self, engine: int, cause: EngineDeadError) -> None:
+        """See `report_dead`."""
+        if engine not in self._dead:
+            death = self._dead[engine] = EngineDied(engine, self._processes[engine][0], cause)
             for front_end in self._front_ends:
                 front_end.send(death)

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             log_format=args.frontend.log_format,
             start=supervised.link,
             files=supervised.files,
-            enough=1 if supervised.counts.is_started else None,  # as the other front ends, serve if one engine lives
+            min_engines=supervised.start.min_engines,
         )
         try:
             serve(args, client, socket.socket(fileno=bound), supervised)

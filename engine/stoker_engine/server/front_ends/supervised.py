@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import pickle
 import signal
@@ -42,6 +43,8 @@ from stoker_engine.server.front_ends.control import (
     Reply,
     Start,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Maximum size of the message with a link, or the cause of an engine's death.
 _MAX_HEADER_BYTES: Final = 1 << 18
@@ -84,6 +87,7 @@ class Supervised:
         self._processes: defaultdict[int, deque[_Process | EngineDied]] = defaultdict(deque)  # not linked yet
         self._deaths: defaultdict[tuple[int, int], Future[EngineDeadError]] = defaultdict(Future)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._fails = False
         control.listen(self._on_message, self._die)
         threading.Thread(target=self._receive_links, name="links", daemon=True).start()
 
@@ -95,7 +99,7 @@ class Supervised:
             self._match(engine)
         return link
 
-    def on_listening(self) -> None:
+    def on_loop_running(self) -> None:
         """Answer the supervisor's questions in the event loop from now on."""
         self._loop = asyncio.get_running_loop()
 
@@ -178,7 +182,7 @@ class Supervised:
             return
         process, link = processes.popleft(), self._waiting.pop(engine)
         if isinstance(process, EngineDied):
-            link.end(process.cause)
+            link.report_dead(process.cause)
         else:
             serial = process.linked.serial
             kill, death = partial(self._kill, engine, serial), self._deaths[engine, serial]
@@ -188,8 +192,13 @@ class Supervised:
         self._control.send(KillEngine(engine, serial, cause))
 
     def _fail(self, reason: str) -> None:
-        """End this front end, which its supervisor replaces."""
-        self._control.send(Failed(LoadFailed(StokerError, reason)))
+        """End this front end, which its supervisor replaces. Another call does nothing: a second signal would end the
+        requests in flight. `Failed` is not sent: other front ends need not fail, too."""
+        with self._lock:
+            if self._fails:
+                return
+            self._fails = True
+        logger.error("this front end ends: %s", reason)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _die(self) -> None:

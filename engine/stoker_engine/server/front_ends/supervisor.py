@@ -106,6 +106,7 @@ class Supervisor:
         self._front_ends: dict[int, FrontEndProcess] = {}  # by index
         self._num_started = 0
         self._created = int(time.time())
+        self._min_engines = args.engine.data_parallel_size
         self._replaced: deque[float] = deque()
         self._all_ready = asyncio.Event()
         self._all_ended = asyncio.Event()
@@ -157,6 +158,7 @@ class Supervisor:
         """Load the engines, and restart them when they die; raise the error that ends the server."""
         client, frontend = self._client, self._args.frontend
         info = await client.load()
+        self._min_engines = 1  # from now on, engines may stay dead
         self._records.on_loaded(info)
         for engine in range(client.num_engines):
             self._engines.serve(engine)
@@ -174,7 +176,9 @@ class Supervisor:
         log_ready(info, self._args.model_names, url_of(self._args, self._bound))
 
     def on_death(self, engine: int) -> None:
-        """Record the death of an engine."""
+        """Record the death of an engine, and report it to front ends, which do not notice if one is abandoned."""
+        if (cause := self._client.engines[engine].cause_of_death) is not None:
+            self._engines.report_dead(engine, cause)
         self._records.on_death(engine)
 
     def on_restart(self, engine: int) -> None:
@@ -204,7 +208,7 @@ class Supervisor:
         def in_loop(function: Any) -> Any:
             return partial(loop.call_soon_threadsafe, function)
 
-        start = Start(self._args, index, str(self._num_started), self._created)
+        start = Start(self._args, index, str(self._num_started), self._created, self._min_engines)
         front_end = FrontEndProcess(start, self._bound, self._counts.fd, self._metrics)
         self._num_started += 1
         self._front_ends[index] = front_end
@@ -216,7 +220,7 @@ class Supervisor:
 
     def _on_message(self, front_end: FrontEndProcess, message: Any) -> None:
         if isinstance(message, Call):
-            self._do_later(self._answer(front_end, message))
+            self._spawn(self._answer(front_end, message))
         elif isinstance(message, Rejected):
             self._records.on_rejected(message.limit)
         elif isinstance(message, Ready):
@@ -227,13 +231,14 @@ class Supervisor:
                 self._all_ready.set()
         elif isinstance(message, KillEngine):
             if self._engines.is_newest(message.engine, message.serial):
-                self._do_later(self._client.engines[message.engine].kill(message.cause))
+                kill = self._client.engines[message.engine].kill(message.cause)  # of this process, not of a later one
+                self._spawn(kill)
         elif isinstance(message, Failed):
             front_end.failure = message.error.error()
         else:
             front_end.is_answering()
 
-    def _do_later(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

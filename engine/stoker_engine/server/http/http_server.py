@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
         engine = self._engine_task = asyncio.create_task(self._engine())
         peers = self._service.peers
         if peers is not None:
-            peers.on_listening()
+            peers.on_loop_running()
         if peers is not None and peers.counts.is_started:
             others = [asyncio.create_task(event.wait()) for event in (self._stopping, self._service.loaded)]
             await asyncio.wait({engine, *others}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker_common.errors import EngineDeadError, EngineKilledError
+from stoker_common.errors import EngineDeadError, EngineKilledError, EngineStuckError
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.processes.heartbeat import Heartbeat
@@ -83,9 +83,13 @@ def test_front_ends_are_linked_to_each_newest_process_and_learn_each_death_once(
     links.start(0)
     assert first.linked() == late.linked() == [EngineLinked(0, 1, 7)]
     assert not links.is_newest(0, 0) and links.is_newest(0, 1)
-    links.start(1)  # its process cannot be killed, so its death has not been reported
-    assert [(each.engine, each.serial) for each in first.sent] == [(0, 0), (1, 0)]
+    links.report_dead(1, EngineStuckError("it cannot be killed"))
+    assert [(each.engine, each.serial, str(each.cause)) for each in first.sent[1:]] == [(1, 0, "it cannot be killed")]
+    links.add(later := FrontEnd(opened))
+    assert [type(each) for each in later.linked()] == [EngineLinked, EngineDied]
     living.die(CAUSE)  # later it does end
+    links.start(1)
+    living.die(CAUSE)
     assert len(first.sent) == 2
     links.remove(first)
     links.add(last)
