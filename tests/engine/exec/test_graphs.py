@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import random
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
@@ -19,15 +20,19 @@ pytest.importorskip("triton")
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.core.step import Step
 from stoker_engine.exec.capture import capture_all
+from stoker_engine.exec.capture_agreement import Capture
 from stoker_engine.exec.device_batch import DeviceBatch, empty_values
 from stoker_engine.exec.finish.sampling_graphs import SamplingGraphs
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.kv_cache import KVCachePlan
 from stoker_engine.kernels.triton.attention.decode_splits import PART_SIZES
 from stoker_engine.layers.batch_rows import BatchRows
-from stoker_engine.parallel.communicator import SingleRank
+from stoker_engine.parallel.communicator import Communicator, SingleRank
+from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.step_shapes import StepShape, captured_shapes
+
+from ...support.engine.thread_ranks import thread_groups
 
 
 def graphs_of(
@@ -212,3 +217,38 @@ def test_steps_have_graphs_even_if_sampling_cannot_be_captured(
     assert f"captured {num_steps + num_sampling} CUDA graphs" in caplog.text
     assert len(progress) == num_steps + (2 if synchronizes else num_sampling)
     assert (sampling.find(3, draws=True) is None) == synchronizes
+
+
+@pytest.mark.parametrize("failing", ["none", "steps of rank 1", "sampling of rank 3"])
+def test_all_ranks_agree_on_steps_and_those_of_the_last_stage_on_sampling(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the first stage were asked about sampling, or only a part of the ranks, some would wait forever."""
+    fake_cuda(monkeypatch, 0, [])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    groups = thread_groups(RankLayout(tensor=2, pipeline=2))
+
+    def graphs(name: str, ranks: Communicator) -> Any:
+        def compute() -> torch.Tensor:
+            if name == failing:
+                raise RuntimeError("called a synchronizing CUDA operation")
+            return torch.empty(0)
+
+        captured: dict[int, list[Any]] = {}
+
+        def capture(capture: Capture, _: Any) -> None:
+            captured.update({number: [capture(compute)] for number in range(3)})
+
+        return SimpleNamespace(captured=captured, capture=capture, ranks=ranks)
+
+    def capture_on(rank: int) -> tuple[bool, int]:
+        of_rank = groups[rank]
+        sampling = graphs(f"sampling of rank {rank}", of_rank.tensor) if of_rank.pipeline.stage.is_last else None
+        steps = graphs(f"steps of rank {rank}", of_rank.engine)
+        found = capture_all(steps, sampling, 0, lambda: None, of_rank.engine)
+        return found, len(sampling.captured) if sampling is not None else 0
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(capture_on, range(4), timeout=60))
+    are_captured = [rank >= 2 and failing == "none" for rank in range(4)]
+    assert found == [(not failing.startswith("steps"), 3 * is_captured) for is_captured in are_captured]
