@@ -57,7 +57,7 @@ def _serve(argv: list[str]) -> None:
     open_files.raise_limit()
     with bind(args.frontend.host, args.frontend.port) as bound:
         check_tls(args.frontend)
-        _check_key_files(args.frontend)
+        _check_files(args.frontend)
         check_local_model(args.engine)
         if args.frontend.api_server_count > 1:
             _serve_by_front_ends(args, bound)
@@ -65,15 +65,19 @@ def _serve(argv: list[str]) -> None:
             _serve_alone(args, bound)
 
 
-def _check_key_files(args: FrontendArgs) -> None:
-    """Check that the files of API keys can be read."""
-    if args.api_key_file is None and args.admin_api_key_file is None:
-        return  # importing the web framework takes time
-    from stoker_engine.server.middleware.admin_keys import admin_keys
-    from stoker_engine.server.middleware.api_keys import APIKeys
+def _check_files(args: FrontendArgs) -> None:
+    """Check that the files of API keys and of the chat template can be read. Imports take time, so only what is needed
+    is imported."""
+    if args.chat_template is not None:
+        from stoker_engine.tokens.tokenizer import read_chat_template
 
-    APIKeys.from_args(args)
-    admin_keys(args)
+        read_chat_template(args.chat_template)
+    if args.api_key_file is not None or args.admin_api_key_file is not None:
+        from stoker_engine.server.middleware.admin_keys import admin_keys
+        from stoker_engine.server.middleware.api_keys import APIKeys
+
+        APIKeys.from_args(args)
+        admin_keys(args)
 
 
 def _serve_alone(args: ServeArgs, bound: socket.socket) -> None:

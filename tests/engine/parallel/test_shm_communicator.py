@@ -203,7 +203,8 @@ def test_missing_rank_is_named() -> None:
 
     errors = together(4, work, timeout_s=1)
     for rank in (0, 3):
-        assert f"rank {rank} of 4" in errors[rank] and "rank 1, 2 (all_reduce of 12 bytes" in errors[rank]
+        reason = "did not hear from rank 1, 2 within 1 s (all_reduce of 12 bytes"
+        assert f"rank {rank} of 4 {reason}" in errors[rank]
 
 
 class Forked:
