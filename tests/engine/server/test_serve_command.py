@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stoker_engine.cli.lines import lines_of
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
+from ...support.certificates import self_signed
 from ...support.waiting import until
 from ..conftest import engine_of
 
@@ -253,17 +254,8 @@ def _running(metrics: str) -> float:
 
 
 def test_https_api_keys_and_json_logs_work_together(tiny_llama: Path, tmp_path: Path) -> None:
-    key, certificate, keys = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "keys"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-nodes", "-days", "1"),
-            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    key, certificate = self_signed(tmp_path)
+    keys = tmp_path / "keys"
     keys.write_text("sesame\n")
     words = (f"--ssl-keyfile={key}", f"--ssl-certfile={certificate}", f"--api-key-file={keys}", "--log-format=json")
     with serving(tiny_llama, *words) as (process, url):

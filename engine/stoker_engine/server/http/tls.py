@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from typing import Final
 
 from stoker_common.errors import ArgumentError
 from stoker_engine.contract.frontend_args import FrontendArgs
 
 #: OpenSSL's name of its default ciphers.
-DEFAULT_CIPHERS = "DEFAULT"
+DEFAULT_CIPHERS: Final = "DEFAULT"
 
 
 def check_tls(args: FrontendArgs) -> None:

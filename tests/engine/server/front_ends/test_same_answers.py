@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from ....support.certificates import self_signed
 from ....support.waiting import until
 from .running import Running, crashing_engine, serving
 
@@ -63,17 +63,8 @@ def test_two_front_ends_answer_like_one(tiny_llama: Path, tmp_path: Path) -> Non
 
 
 def test_https_api_keys_and_a_root_path_work_at_every_front_end(tiny_llama: Path, tmp_path: Path) -> None:
-    key, certificate, keys = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "keys"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-nodes", "-days", "1"),
-            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    key, certificate = self_signed(tmp_path)
+    keys = tmp_path / "keys"
     keys.write_text("sesame\n")
     words = (
         *("--api-server-count=2", "--served-model-name=m", "--root-path=/below", "--log-format=json"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 
+from ....support.certificates import self_signed
 from .running import crashing_engine, start
 
 _FRONT_END = "from stoker_engine.server.front_ends import front_end_process as process, supervisor"
@@ -67,12 +67,7 @@ def test_wrong_files_are_reported_before_any_process_starts(
     monkeypatch.setenv("STOKER_TERMINATION_LOG", str(tmp_path / "log"))
     monkeypatch.chdir(tmp_path)
     if "encrypted" in flag:
-        certificate = (*("openssl", "req", "-x509", "-days", "1", "-subj", "/CN=localhost"), "-passout", "pass:secret")
-        subprocess.run(
-            [*certificate, *("-newkey", "rsa:2048", "-keyout", "key.pem", "-out", "cert.pem")],
-            check=True,
-            capture_output=True,
-        )
+        self_signed(tmp_path, password="secret")
     running = start(
         tiny_llama, f"--api-server-count={count}", *words, setup="import subprocess; subprocess.Popen = None"
     )
