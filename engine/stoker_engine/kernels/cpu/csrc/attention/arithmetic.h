@@ -35,8 +35,8 @@ struct FloatArithmetic {
   // Adds the products of values with a row's weight for their key to the sums.
   static Vec add_weighted(Vec sums, Vec values, const float* weight) { return sums + values * weight[0]; }
 
-  // exp(score - largest): the softmax's weights.
-  static Vec weight_of(Vec score, float largest, float) { return ::exp_of(score - largest); }
+  // exp(scale × score - largest): the softmax's weights. The exponent is at most 0 except for rounding.
+  static Vec weight_of(Vec score, float largest, float scale) { return exp_up_to_88(score * scale - largest); }
   static void put_weights(float* weights, long key, Vec p) { store(weights + key, p); }
 };
 

@@ -16,7 +16,7 @@ struct Weights {
 // Whether the softmax's inputs are the scores times a positive constant, which `weight_of` then applies.
 template <class A>
 inline bool is_scale_deferred(const AttentionCall& call) {
-  return A::UNIT == 2 && !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
+  return !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
 }
 
 // Converts the scores of row `r` for `keys` keys from `start` to inputs of the softmax: scaled unless
@@ -82,19 +82,19 @@ inline Vec exponentials(const AttentionCall& call, const Workspace<A>& work, con
 template <int R, class A>
 inline void softmax_weights(const QueryRows& rows, const Workspace<A>& work, long r, float (*scores)[TILE], long start,
                             long keys, const State& state, Weights<A>* weights, float* factors) {
-  Vec maxima[ROWS], sums[ROWS];
+  Vec maxima[ROW_LANES], sums[ROW_LANES];
   for (int i = 0; i < R; i++) maxima[i] = scale_and_mask(rows, work, r + i, scores[i], start, keys);
-  for (int i = R; i < ROWS; i++) maxima[i] = maxima[0];
-  Vec current = reduce_each<ROWS>(maxima, [](Vec a, Vec b) { return larger(a, b); });
+  for (int i = R; i < ROW_LANES; i++) maxima[i] = maxima[0];
+  Vec current = reduce_each<ROW_LANES>(maxima, [](Vec a, Vec b) { return larger(a, b); });
   if (is_scale_deferred<A>(rows.call)) current *= rows.call.scale;
   const Vec previous = row_values<R>(state.largest + r), largest = larger(previous, current);
   // A row that has seen no key yet has a largest score of NEG_INF; its weights are 0. A NaN score makes its row NaN.
   float shifts[LANES], corrections[LANES];
   store(shifts, largest == NEG_INF ? Vec{} : largest);
   for (int i = 0; i < R; i++) sums[i] = exponentials(rows.call, work, scores[i], shifts[i], weights[i], keys);
-  for (int i = R; i < ROWS; i++) sums[i] = sums[0];
+  for (int i = R; i < ROW_LANES; i++) sums[i] = sums[0];
   const Vec factor = previous == largest ? broadcast(1) : ::exp_of(previous - largest);
-  const Vec sum = reduce_each<ROWS>(sums, [](Vec a, Vec b) { return a + b; });
+  const Vec sum = reduce_each<ROW_LANES>(sums, [](Vec a, Vec b) { return a + b; });
   put_row_values<R>(state.largest + r, largest);
   put_row_values<R>(state.weight + r, row_values<R>(state.weight + r) * factor + sum);
   store(corrections, factor);

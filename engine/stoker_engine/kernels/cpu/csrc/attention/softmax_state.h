@@ -9,7 +9,10 @@
 
 namespace {
 
-constexpr int ROWS = 4;  // rows that are processed together, which share keys in registers
+// Rows that are processed together, which share keys in registers. AVX2 has 16 registers, of which the rows' sums take
+// 12 (vector_attention.h); fewer sums would wait for each other.
+constexpr int ROWS = LANES == 8 ? 6 : 4;
+constexpr int ROW_LANES = LANES == 8 ? 8 : 4;  // lanes for one value of each row: a power of two
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
 // Of each row, the largest score, the sum of weights exp(score - largest), and the weighted sum of the values,
@@ -51,18 +54,18 @@ inline void with_rows(long count, Run run) {
   if constexpr (R > 1) with_rows<R - 1>(count, run);
 }
 
-// Loads one value of each of R rows into a vector, lane i from row i % ROWS; and stores them.
+// Loads one value of each of R rows into a vector, lane i from row i % ROW_LANES; and stores them.
 template <int R>
 inline Vec row_values(const float* from) {
-  typedef float Rows __attribute__((vector_size(ROWS * 4)));
+  typedef float Rows __attribute__((vector_size(ROW_LANES * 4)));
   Rows rows;
-  for (int i = 0; i < ROWS; i++) rows[i] = from[std::min(i, R - 1)];
-  if constexpr (R == ROWS) memcpy(&rows, from, sizeof rows);  // the usual case, a single load
+  for (int i = 0; i < ROW_LANES; i++) rows[i] = from[std::min(i, R - 1)];
+  if constexpr (R == ROW_LANES) memcpy(&rows, from, sizeof rows);  // the usual case, a single load
 #if defined(__AVX512F__)
   return (Vec)_mm512_broadcast_f32x4((__m128)rows);
 #else
   Vec v;
-  for (int i = 0; i < LANES; i++) v[i] = rows[i % ROWS];
+  for (int i = 0; i < LANES; i++) v[i] = rows[i % ROW_LANES];
   return v;
 #endif
 }

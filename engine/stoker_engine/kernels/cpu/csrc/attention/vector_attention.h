@@ -43,12 +43,23 @@ inline void add_vectors(const Workspace<A>& work, float* to, const Weights<A>* w
   Vec sums[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sums[r][v] = load(to + r * width + d + v * LANES) * factors[r];
+  const auto value_of = [&](long k, int v) {
+    typename A::ValueVec value;
+    memcpy(&value, work.values_of(k) + d + v * LANES, sizeof value);
+    if constexpr (A::UNIT == 2 && R == 1) value &= seen;
+    return value;
+  };
   for (long k = begin; k < end; k++)
-    for (int v = 0; v < V; v++) {
-      typename A::ValueVec value;
-      memcpy(&value, work.values_of(k) + d + v * LANES, sizeof value);
-      if constexpr (A::UNIT == 2 && R == 1) value &= seen;
-      for (int r = 0; r < R; r++) sums[r][v] = A::add_weighted(sums[r][v], value, weights[r].of + k);
+    if constexpr (LANES == 8) {  // all values in registers, and one weight: R weights would be too many
+      typename A::ValueVec values[V];
+      for (int v = 0; v < V; v++) values[v] = value_of(k, v);
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sums[r][v] = A::add_weighted(sums[r][v], values[v], weights[r].of + k);
+    } else {
+      for (int v = 0; v < V; v++) {
+        const auto value = value_of(k, v);
+        for (int r = 0; r < R; r++) sums[r][v] = A::add_weighted(sums[r][v], value, weights[r].of + k);
+      }
     }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) store(to + r * width + d + v * LANES, sums[r][v]);

@@ -198,18 +198,20 @@ inline Vec exp_of(Vec x) {
   const Vec r = (Vec)(bounded - n * _mm512_set1_ps(0.693359375f) + n * _mm512_set1_ps(2.12194440e-4f));
   return scaled_from(-87, x, exp_polynomial(r), (Vec)n);
 }
+inline Vec exp_up_to_88(Vec x) { return exp_of(x); }
 #else
-inline Vec exp_of(Vec x) {
-  Vec small = broadcast(-87.0f), large = broadcast(88.0f);
-  Vec bounded = x < small ? small : x;
-  bounded = bounded > large ? large : bounded;
-  Vec shifted = bounded * 1.44269504088896341f + 12582912.0f;  // 1.5 × 2²³: rounds to an integer in the low bits
-  IntVec n = (IntVec)shifted - 0x4b400000;
-  Vec whole = shifted - 12582912.0f;
-  Vec power = (Vec)((n + 127) << 23);
+// The same for x ≤ 88, which takes fewer instructions.
+inline Vec exp_up_to_88(Vec x) {
+  const Vec least = broadcast(-87.0f), bounded = larger(least, x);
+  const Vec shifted = bounded * 1.44269504088896341f + 12582912.0f;  // 1.5 × 2²³: rounds to an integer in the low bits
+  const IntVec n = (IntVec)shifted - 0x4b400000;
+  const Vec whole = shifted - 12582912.0f, power = (Vec)((n + 127) << 23);
   const Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-  const Vec result = x > large ? broadcast(INFINITY) : exp_polynomial(r) * power;
-  return x < small ? Vec{} : result;
+  return (Vec)((IntVec)(exp_polynomial(r) * power) & ~(x < least));
+}
+inline Vec exp_of(Vec x) {
+  const Vec most = broadcast(88.0f);
+  return x > most ? broadcast(INFINITY) : exp_up_to_88(x);
 }
 #endif
 
