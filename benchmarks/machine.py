@@ -63,5 +63,5 @@ def cpu_name() -> str:
     """Return the processor's model name, and the instruction set to which Stoker's kernels are restricted, if any."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    isa = os.environ.get("STOKER_NATIVE_KERNELS", "1")
+    isa = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
     return name if isa == "1" else f"{name} restricted to {isa}"

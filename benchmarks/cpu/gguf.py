@@ -13,7 +13,8 @@ from pathlib import Path
 
 from machine import cpu_name
 
-from cpu.environments import CannotRunError, Step, once, program
+from cpu.environments import Step, once, program
+from cpu.restrict import folder_name, restriction
 from stoker_engine.models.hub.demo import demo_model
 
 PACKAGE = "node-llama-cpp@3.22.1"
@@ -29,9 +30,9 @@ OPTIONS = (
 
 _AVX2 = ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")))
 _AVX512 = (*_AVX2, "-DGGML_AVX512=ON")
-#: llama.cpp's options for the instruction sets of Stoker's kernels (`kernels/cpu/isa.py`).
+#: llama.cpp's options for each of `RESTRICTIONS`, and without one.
 ISA_OPTIONS = {
-    "1": ("-DGGML_NATIVE=ON",),
+    None: ("-DGGML_NATIVE=ON",),
     "avx2": _AVX2,
     "avx2-vnni": (*_AVX2, "-DGGML_AVX_VNNI=ON"),
     "avx512": _AVX512,
@@ -53,16 +54,13 @@ convert_hf_to_gguf.main()
 def build(cache: Path) -> Path:
     """Return llama.cpp's folder, with programs in ``build/bin``.
 
-    If ``STOKER_NATIVE_KERNELS`` selects an instruction set for Stoker, llama.cpp is built for the same one.
+    If ``STOKER_NATIVE_KERNELS`` selects an instruction set, llama.cpp is built for it.
 
     Raises:
         CannotRunError: the build failed, or llama.cpp cannot be built for that instruction set.
     """
-    isa = os.environ.get("STOKER_NATIVE_KERNELS", "1")
-    if isa not in ISA_OPTIONS:
-        raise CannotRunError(f"llama.cpp is not built for STOKER_NATIVE_KERNELS={isa}")
-    options = (*OPTIONS, *ISA_OPTIONS[isa])
-    folder = cache / ("llama.cpp" if isa == "1" else f"llama.cpp-{isa}")
+    options = (*OPTIONS, *ISA_OPTIONS[restriction()])
+    folder = cache / folder_name("llama.cpp")
     return once(folder, f"{PACKAGE} {' '.join(options)} for {cpu_name()}", partial(_install, options))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +19,9 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from cpu import __main__ as bench
-from cpu import current, history, rounds
+from cpu import current, history, restrict, rounds
 from cpu.engines.engine import Finished, check_counts
-from cpu.environments import CannotRunError, once
+from cpu.environments import CannotRunError, once, steps_into
 from cpu.models import Model, bytes_of, bytes_read, parameters
 from cpu.report import report
 from cpu.results import Results, Row
@@ -27,6 +30,8 @@ from cpu.wait_idle import IdleWaiter
 from cpu.workloads import by_room, counted_tokens, expand, workload
 from machine import Machine
 from workloads import Workload
+
+from stoker_engine.kernels.cpu.isa import isas
 
 #: Reads 1,000 bytes a second, computes 10,000 operations.
 MACHINE = Machine("a processor", 2, 1000, 10_000)
@@ -39,6 +44,19 @@ def results(*rows: Row) -> Results:
 
 def row(engine: str, *speeds: float, share: float = 0.5) -> Row:
     return Row("A", "W1", engine, "1", list(speeds), [share] * len(speeds), "memory")
+
+
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="CPUID is an instruction of x86")
+
+#: Returns one of the eight words of CPUID's leaf 7, subleaves 0 and 1.
+LEAF_7 = """
+#include <cpuid.h>
+unsigned leaf_7(int number) {
+    unsigned words[4];
+    __cpuid_count(7, number / 4, words[0], words[1], words[2], words[3]);
+    return words[number % 4];
+}
+"""
 
 
 class Pretended:
@@ -245,3 +263,51 @@ def test_current_report_has_the_newest_run_of_each_workload(tmp_path: Path) -> N
     assert "| 2.50 (vllm) | 50% of memory | 2026-01-02 00:00, def |" in text and "change" not in text
     with pytest.raises(ValueError, match="one processor"):
         current.merge([old, replace(new, processor="another")])
+
+
+@x86
+def test_restricted_libraries_see_only_the_features_of_an_instruction_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A library that returns leaf 7 of CPUID is patched as an engine's would be."""
+    environment = tmp_path / "engine"
+    folder = environment / "lib" / "python3" / "site-packages"
+    folder.mkdir(parents=True)
+    source, library = tmp_path / "leaf.c", folder / "leaf.so"
+    source.write_text(LEAF_7)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
+    [whole, restricted] = [], []
+    for isa, words in (("1", whole), ("avx2", restricted)):
+        monkeypatch.setenv("STOKER_NATIVE_KERNELS", isa)
+        restrict.restrict(environment, ("*.so",), steps_into(tmp_path / "log"))
+        program = f"import ctypes; f = ctypes.CDLL({str(library)!r}).leaf_7; print([f(i) for i in range(8)])"
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **restrict.variables(environment)}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        words += [each & 0xFFFFFFFF for each in json.loads(run.stdout)]
+    masks = [mask for subleaf in restrict.cleared("avx2") for mask in subleaf]
+    assert masks[1] >> 16 & 1 and not masks[1] >> 5 & 1  # AVX-512 is excluded, AVX2 is not
+    assert restricted == [word & ~mask for word, mask in zip(whole, masks, strict=True)]
+
+
+@x86
+@pytest.mark.parametrize("isa", restrict.RESTRICTIONS)
+def test_an_instruction_set_keeps_what_it_needs(isa: str) -> None:
+    [needs] = [each.needs for each in isas() if each.name == isa]
+    masks = restrict.cleared(isa)
+    for feature, (subleaf, register, bit) in restrict._FEATURES.items():
+        assert (masks[subleaf][register] >> bit & 1) == (feature not in needs)
+    avx2, this = (restrict.cleared(each) for each in ("avx2", isa))
+    assert all(
+        narrow & wide == wide
+        for few, more in zip(avx2, this, strict=True)
+        for narrow, wide in zip(few, more, strict=True)
+    )
+    assert (avx2 == this) == (isa == "avx2")
+
+
+def test_engines_are_not_restricted_to_sets_that_cannot_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_NATIVE_KERNELS", "sse2")
+    with pytest.raises(CannotRunError, match="sse2"):
+        restrict.folder_name("openvino")

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from cpu import restrict
 from cpu.engines.child import Worker
 from cpu.engines.engine import KV_CACHE_BYTES, Running
 from cpu.engines.worker import Generate
@@ -20,6 +21,8 @@ from cpu.workloads import Room
 name = "openvino"
 
 RUNS = ["openvino-genai==2026.4.1.0"]
+#: Libraries that ask for the processor's features.
+LIBRARIES = ("openvino/libs/libopenvino.so*", "openvino/libs/libopenvino_intel_cpu_plugin.so", "openvino_genai/*.so*")
 #: The converter's options for each of `WEIGHTS`. Groups of 64 divide the row lengths of all benchmarked models.
 FORMATS = {
     "bf16": ["--weight-format", "fp16"],
@@ -32,15 +35,17 @@ CONVERTS = ["optimum-intel[openvino]==2.2.0", "transformers==5.0.0", "huggingfac
 
 def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
-    home = once(cache / name, " ".join(RUNS), _install)
+    home = once(cache / restrict.folder_name(name), " ".join(RUNS) + restrict.recipe(LIBRARIES), _install)
     recipe = " ".join([*CONVERTS, *FORMATS[model.weights]])
     converted = once(cache / "models" / f"{model.name}-openvino", recipe, _Convert(model, cache))
-    return Worker(python_of(home), __name__, converted, room, cache / "logs" / f"{name}-{model.name}.log")
+    log = cache / "logs" / f"{name}-{model.name}.log"
+    return Worker(python_of(home), __name__, converted, room, log, restrict.variables(home))
 
 
 def _install(folder: Path, step: Step) -> None:
     step("an environment", [sys.executable, "-m", "venv", str(folder)])
     step("OpenVINO GenAI", [*pip(folder), *RUNS])
+    restrict.restrict(folder, LIBRARIES, step)
 
 
 def _install_converter(folder: Path, step: Step) -> None:

