@@ -33,6 +33,20 @@ FIRST_RELEASE: Object = {
 }
 
 
+#: Prints a page; asks again for a minute or longer, because a node's rules for a Service may lag behind the status.
+ASK = """
+import time, urllib.request
+for attempt in range(60):
+    try:
+        print(urllib.request.urlopen({url!r}, timeout=10).read().decode())
+        break
+    except OSError:
+        if attempt == 59:
+            raise
+        time.sleep(1)
+"""
+
+
 def test_typo_in_values_is_an_error(cluster: Cluster) -> None:
     output = cluster.helm("template", RELEASE, str(CHART), "--set", "replica=3", check=False)
     assert "replica" in output and "rror" in output
@@ -50,9 +64,7 @@ def test_model_is_installed_with_the_chart(cluster: Cluster, images: Images, cha
     endpoint = Endpoint(cluster, namespace)
     url = endpoint.wait_ready()["url"] + "/models"
     (pod,) = endpoint.pods()
-    output = endpoint.run(
-        pod["metadata"]["name"], f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
-    )
+    output = endpoint.run(pod["metadata"]["name"], ASK.format(url=url))
     assert json.loads(output)["data"][0]["id"] == "gemma-3-270m"
     release.install(cluster, images)  # without the values: the model does not belong to the release
     assert endpoint.ready()

@@ -133,7 +133,8 @@ def test_kubectl_explain_explains_every_field(kube: Any) -> None:
     assert explained(endpoint["status"]) > 30
 
 
-def test_kubectl_table_shows_the_endpoints_state(kube: Any, document: Any, ns: str) -> None:
+def test_kubectl_table_shows_the_endpoints_state(kube: Any, document: Any, ns: str, sleeping_operator: Any) -> None:
+    sleeping_operator.stop()  # an operator would replace the status
     kube.create(ns, document(replicas=2))
     condition = {"lastTransitionTime": "2026-01-01T00:00:00Z", "message": "no node", "observedGeneration": 1}
     status = {

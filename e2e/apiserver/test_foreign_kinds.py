@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client, config
+from prometheus_client.parser import text_string_to_metric_families
 
 from stoker_operator.cluster.informer import Watched
 from stoker_operator.manager.handlers import OptionalWatches
@@ -90,6 +91,19 @@ def test_chart_detects_the_kinds_of_the_cluster(kube: Any, helm: str, ns: str, d
     assert monitors() == 1
 
 
+def is_watched(kube: Any, resource: str) -> bool:
+    """Return whether a client watches a resource in one namespace; the API server's own watch all namespaces."""
+    request = kube.api.param_serialize("GET", "/metrics", header_params={"Accept": "text/plain"})
+    text = kube.api.call_api(*request).read().decode()
+    labels = {"resource": resource, "scope": "namespace", "verb": "WATCH"}
+    return any(
+        sample.value > 0 and labels.items() <= sample.labels.items()
+        for family in text_string_to_metric_families(text)
+        if family.name == "apiserver_longrunning_requests"
+        for sample in family.samples
+    )
+
+
 def test_pod_monitors_are_created_once_the_kind_exists(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
 ) -> None:
@@ -111,8 +125,8 @@ def test_pod_monitors_are_created_once_the_kind_exists(
             "there are PodMonitors",
         )
         eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
-        # The watch starts after the lists that found the objects; the audit log has it once it has ended.
-        time.sleep(3)  # sleeps: the start of a watch has no event
+        # The watch starts after the lists that found the objects; the audit log has it only once it has ended.
+        eventually(lambda: is_watched(kube, "podmonitors"), "PodMonitors are watched")
     watches = [each["objectRef"] for each in kube.server.requests() if each["verb"] == "watch" and "objectRef" in each]
     assert ("podmonitors", ns) in {(each["resource"], each.get("namespace")) for each in watches}
     endpoints = {

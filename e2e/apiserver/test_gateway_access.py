@@ -163,6 +163,9 @@ def test_routed_endpoints_and_readable_secrets_follow_the_rules(
         eventually(
             lambda: readable(kube, blue) is None and readable(kube, red) == ["red-keys"], "and its keys are readable"
         )
+        # The last writes: the RoleBinding follows its Role, and the other endpoint is reconciled by itself.
+        eventually(lambda: may(kube, gateway, "get", red, "red-keys"), "the RoleBinding is back")
+        eventually(lambda: reason(kube, blue, "second") == "NameTaken", "the younger one has lost the name")
         assert kube.deployment(red, "first")["spec"]["template"] == pods, "no pod was replaced"
 
     before = kube.writes(red), kube.writes(blue)

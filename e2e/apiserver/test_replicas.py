@@ -165,6 +165,15 @@ def test_api_server_calls_the_webhook(
     assert 'The InferenceEndpoint "bad" is invalid: spec.hardware.accelerator: nvidia-nonsense' in answered.stderr
 
 
+def refuses(kube: Any, namespace: str, endpoint: Any) -> bool:
+    """Return whether the API server refuses an endpoint as the webhook does."""
+    try:
+        kube.create(namespace, endpoint, dry_run="All")
+    except client.ApiException as error:
+        return error.status == 422
+    return False
+
+
 def test_reviews_take_less_than_50_ms(
     kube: Any, judged: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
@@ -174,6 +183,7 @@ def test_reviews_take_less_than_50_ms(
     """
     replica = start()
     configuration.call(replica)
+    eventually(lambda: refuses(kube, judged, document("bad", hardware=UNKNOWN)), "the API server calls the webhook")
     for index in range(20):
         kube.create(judged, document(f"work-{index}", replicas=0))
     for index in range(300):
@@ -202,15 +212,7 @@ def test_existing_invalid_endpoint_stays_writable(
     replica = start()
     configuration.call(replica)
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"webhook": "called"}}})
-
-    def refused() -> bool:
-        try:
-            kube.create(ns, document("new", hardware=UNKNOWN), dry_run="All")
-        except client.ApiException as error:
-            return error.status == 422
-        return False
-
-    eventually(refused, "the webhook judges this namespace")
+    eventually(lambda: refuses(kube, ns, document("new", hardware=UNKNOWN)), "the webhook judges this namespace")
     path = ("stoker.dev", "v1alpha1", ns, "inferenceendpoints", "old")
     for metadata in ({"labels": {"team": "a"}}, {"finalizers": ["example.com/mine"]}, {"finalizers": []}):
         kube.custom.patch_namespaced_custom_object(

@@ -227,7 +227,8 @@ def test_a_stricter_policy_stops_nothing_that_runs(
     policy.write_text("template: Restricted\nnetworkPolicyFrom:\n- namespaceSelector: {}\n")
     with Operator(operators_kubeconfig, tmp_path / "restricted.log", flag):
         refused = eventually(
-            lambda: (found := kube.condition(ns, "demo"))["reason"] == "TemplateNotPermitted" and found, "it is refused"
+            lambda: (found := kube.condition(ns, "demo")).get("reason") == "TemplateNotPermitted" and found,
+            "it is refused",
         )
         assert "spec.template.spec.hostPID: policy.template Restricted" in refused["message"]
         assert "spec.template.spec.priorityClassName: policy.template Restricted" in refused["message"]

@@ -95,7 +95,7 @@ def wait_zero(endpoint: Endpoint) -> None:
         selector = ("-l", "app.kubernetes.io/instance=scaled", "--namespace", endpoint.namespace)
         return phase(endpoint) == "Zero" and not endpoint.cluster.get("pods", *selector)["items"]
 
-    wait_for(is_zero, "it is scaled to zero", 180)
+    wait_for(is_zero, "it is scaled to zero", _START_S + 180)  # the first time, its first pod has to start before
 
 
 def burst_command(key: str, times: list[float], tokens: int) -> list[str]:

@@ -63,13 +63,15 @@ def test_killed_engine_costs_only_its_requests(
         struck = time.time()
         log = ("logs", pod, "--namespace", namespace, "--since=5m")
         wait_for(lambda: "serving again" in endpoint.cluster.kubectl(*log), "the engine is loaded again", 180)
+        loaded = time.time()
         wait_for(lambda: len(endpoint.serving()) == 2, "two pods serve again", 60)
         recovery = time.time() - struck
         flow.wait_for(10)
     results.add("engine SIGKILLed", flow.result, recovery)
     broken = flow.result.broken
     assert len(broken) <= 3, listed(broken)
-    late = [each for each in broken if each.start >= struck or each.end >= struck + 2]
+    # They do not wait until the engine is loaded again.
+    late = [each for each in broken if each.start >= struck or each.end >= loaded]
     assert not late, f"struck at {struck}\n{listed(late)}"
     assert endpoint.lives() == lives  # the pod was neither replaced nor restarted
 

@@ -120,7 +120,7 @@ def test_interrupted_response_is_interrupted_for_its_client() -> None:
 
 def test_requests_are_retriable_and_streams_continue_without_the_picker(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        async with gateway(1, max_wait_s=-4.5) as at, aiohttp.ClientSession() as client:  # it may take half a second
+        async with gateway(1, max_wait_s=-3) as at, aiohttp.ClientSession() as client:  # it may take two seconds
             (server,) = at.servers
             server.does = "stream"
 
@@ -318,7 +318,12 @@ def test_slow_clients_take_little_memory_and_time() -> None:
             sockets = 4 * (12 << 20)  # twice the kernel's socket buffers
             assert server.sent < sockets + 4 * (6 << 20) < 4 * at.settings.max_body_bytes
             server.does = "answer"
-            assert (await post(client, at))[0] == 200
+
+            async def is_answered() -> bool:
+                """On a busy machine the first attempt may take longer than `upload_s`."""
+                return (await post(client, at))[0] == 200
+
+            await until_async(is_answered)
             for writer in writers:
                 writer.transport.abort()
             await at.until(f"http.{LISTENER}.downstream_rq_active", 0)

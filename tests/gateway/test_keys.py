@@ -154,12 +154,15 @@ def test_keys_become_valid_and_invalid_as_their_file_changes(tmp_path: Path) -> 
 
                 assert [await status(key) for key in (None, "org", "all", "gone")] == [401, 401, 200, 200]
                 assert [(await client.get(path)).status_code for path in ("/health", "/ready")] == [200, 200]
-                path.write_text(yaml.safe_dump(documents[0]))
+                whole = tmp_path / "whole"  # replaces the file at once, since it may be read at any time
+                whole.write_text(yaml.safe_dump(documents[0]))
+                whole.replace(path)
                 async with asyncio.timeout(60):
                     while await status("gone") == 200:
                         pass
                 assert [await status(key) for key in ("gone", "all")] == [401, 200]
-                path.write_text("not: [yaml")
+                whole.write_text("not: [yaml")
+                whole.replace(path)
                 assert process.stderr is not None
                 async with asyncio.timeout(60):
                     while b"the previous keys stay valid" not in await process.stderr.readline():

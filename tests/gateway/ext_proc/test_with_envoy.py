@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ class Behind:
     def waited(self) -> float:
         """Return the number of requests for b that have waited."""
         return self.registry.get_sample_value("stoker:gateway_queue_seconds_count", {"model": "b"}) or 0
+
+    def waiting(self) -> float:
+        """Return the number of requests for b that wait."""
+        return self.registry.get_sample_value("stoker:gateway_queue_length", {"model": "b"}) or 0
 
     def say(self, load: ServerLoad) -> None:
         """All servers report this load."""
@@ -284,9 +289,14 @@ def test_a_large_body_passes_and_a_larger_one_does_not(envoy: httpx.Client, behi
 
 def test_a_request_waits_for_room(envoy: httpx.Client, behind: Behind) -> None:
     behind.say(ServerLoad(waiting=100, kv_usage=1.0))
-    threading.Timer(0.3, behind.say, [ServerLoad()]).start()
     before = behind.waited()
-    assert envoy.post("/v1/completions", json={"model": "b"}).status_code == 200
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(envoy.post, "/v1/completions", json={"model": "b"})
+        try:
+            until(behind.waiting)
+        finally:
+            behind.say(ServerLoad())
+        assert asked.result(60).status_code == 200
     assert behind.waited() == before + 1
 
 

@@ -146,6 +146,7 @@ def test_listener_is_notified_when_an_engine_fails_or_returns(pod: Pod, watch_wi
     seen = lambda: watch.engine_states(KEY, "main", {"a": pod.url})  # noqa: E731
     assert seen() == {}
     until(seen)
+    until(lambda: notified)  # after the state is stored
     assert seen() == {"a": EngineStates(engine_states(1, 1))}
     for up in ((1, 0), (1, 1)):
         before = len(notified)
