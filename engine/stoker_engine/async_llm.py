@@ -4,22 +4,18 @@
                                                one of the engines
 
 The engine processes start when the client is created, and so does a thread that finds the model's files and starts the
-tokenizer's process; `load` sends the files' path to the engines. This module does not import torch. The state of one
-engine is in `processes/dp_engine.py`; when an engine dies, only its own requests fail.
+tokenizer's process (`processes/model_files.py`); `load` sends the files' path to the engines. This module does not
+import torch. The state of one engine is in `processes/dp_engine.py`; when an engine dies, only its own requests fail.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
 from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError, StokerError
 from stoker_engine.contract.engine_args import EngineArgs
@@ -31,16 +27,14 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.outputs import OutputDelta, TokenDelta
 from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.core.step_report import StepReport
-from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.models.check_model import check_folder
-from stoker_engine.models.hub.locate import locate_model, locate_tokenizer
 from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.processes.dp_adapters import DPAdapter, DPAdapters
-from stoker_engine.processes.dp_engine import DEAD, DPEngine, resolve
+from stoker_engine.processes.dp_engine import DEAD, DPEngine
 from stoker_engine.processes.dp_router import DPRouter
 from stoker_engine.processes.engine_pipe import EnginePipe
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.memory_check import check_memory
+from stoker_engine.processes.model_files import ModelFiles
 from stoker_engine.tokens.bad_words import BadWords
 from stoker_engine.tokens.input_processor import InputProcessor
 from stoker_engine.tokens.output_stream import OutputStream
@@ -49,8 +43,6 @@ from stoker_engine.tokens.tokenizer import read_chat_template
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class AsyncLLM:
@@ -73,7 +65,6 @@ class AsyncLLM:
         on_step: called in the event loop with the report of each step.
         on_later_load: called in the event loop with the index of an engine that is loaded after `load` has returned.
         engines: the data-parallel engines, by index.
-        files: `args` with the path of the model's files, once they are found.
     """
 
     def __init__(
@@ -95,17 +86,11 @@ class AsyncLLM:
         self.on_later_load: Callable[[int], None] | None = None
         self.engines: list[DPEngine] = []
         self._adapters = DPAdapters(self.engines, self._check_serving)
-        self._chat_template = chat_template
-        self._log_format = log_format
-        self.files: Future[EngineArgs] = Future()
-        self._found_files = files
+        self._model = ModelFiles(args, chat_template, log_format, files)
         self._min_engines = args.data_parallel_size if min_engines is None else min_engines
         self._later_loads: set[asyncio.Task[None]] = set()
-        self._started_tokenizer: Future[TokenizerProcess] = Future()
         self._info: EngineInfo | None = None
         self._infos: dict[int, EngineInfo] = {}
-        self._tokenizer: TokenizerProcess | None = None
-        self._tokenizer_load: asyncio.Task[TokenizerProcess] | None = None
         self._bad_words: BadWords | None = None
         self._inputs: InputProcessor | None = None
         self._router: DPRouter | None = None
@@ -125,8 +110,7 @@ class AsyncLLM:
         except BaseException:
             self.shutdown()
             raise
-        # Nothing waits for this thread when the process ends: a download may last hours.
-        threading.Thread(target=self._find_files, name="locate-model", daemon=True).start()
+        self._model.start()
 
     async def load(self, engine: int | None = None) -> EngineInfo:
         """Load engines, and wait until they are loaded. Called once, and again to reload dead engines.
@@ -194,9 +178,9 @@ class AsyncLLM:
     async def _load(self, engine_index: int) -> None:
         engine = self.engines[engine_index]
         try:
-            loaded = engine.load(_in_event_loop(self.files))
-            table_read = _nothing() if engine.process.is_shared else self._token_table()
-            info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), table_read)
+            loaded = engine.load(self._model.located())
+            table_read = _nothing() if engine.process.is_shared else self._model.token_table()
+            info, tokenizer, table = await asyncio.gather(loaded, self._model.loaded_tokenizer(), table_read)
         except EngineDeadError:
             raise
         except StokerError as error:
@@ -231,6 +215,11 @@ class AsyncLLM:
             self._info, self._inputs = info, InputProcessor(info, None)
 
     @property
+    def files(self) -> Future[EngineArgs]:
+        """`args` with the path of the model's files, once they are found."""
+        return self._model.args
+
+    @property
     def info(self) -> EngineInfo:
         """Properties of the loaded engines, with the lowest limits of all."""
         assert self._info is not None, "the engine is not loaded yet"
@@ -243,8 +232,8 @@ class AsyncLLM:
     @property
     def tokenizer(self) -> TokenizerProcess:
         """The model's tokenizer. Available after loading."""
-        assert self._tokenizer is not None, "the engine is not loaded yet"
-        return self._tokenizer
+        assert self._model.tokenizer is not None, "the engine is not loaded yet"
+        return self._model.tokenizer
 
     @property
     def adapters(self) -> Mapping[int, DPAdapter]:
@@ -303,8 +292,7 @@ class AsyncLLM:
         self._closed = True
         for engine in self.engines:
             engine.shutdown()
-        if self._started_tokenizer.done() and self._started_tokenizer.exception() is None:
-            self._started_tokenizer.result().close()
+        self._model.close()
         for engine in self.engines:
             engine.process.ask_to_end()
         for engine in self.engines:
@@ -466,52 +454,6 @@ class AsyncLLM:
         if not any(engine.takes_requests for engine in self.engines):
             raise EngineDeadError(DEAD)
 
-    def _find_files(self) -> None:
-        """Find the model's files once for all engines, and start the tokenizer's process, which loads while the server
-        is imported."""
-        try:
-            model = locate_model(self.args) if self._found_files is None else Path(self._found_files.result().model)
-            if model.is_dir():
-                check_folder(self.args, model)  # before the tokenizer, which a folder that is no model lacks, too
-            self.files.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
-            path = locate_tokenizer(self.args, model)
-            tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)
-            tokenizer.start()
-        except Exception as error:
-            if not self.files.done():
-                self.files.set_exception(error)
-            self._started_tokenizer.set_exception(error)
-            return
-        self._started_tokenizer.set_result(tokenizer)
-        if self._closed:  # `shutdown` may not have seen it
-            tokenizer.close()
-
-    async def _loaded_tokenizer(self) -> TokenizerProcess:
-        """Wait until the tokenizer is loaded, and return it."""
-        if self._tokenizer_load is None:
-            self._tokenizer_load = asyncio.create_task(self._load_tokenizer())
-        return await asyncio.shield(self._tokenizer_load)
-
-    async def _token_table(self) -> TokenTable | None:
-        """Return the vocabulary as bytes for grammars; None if it is unavailable: the first grammar then fails."""
-        tokenizer = await self._loaded_tokenizer()
-        try:
-            return await tokenizer.token_table()
-        except RequestError:
-            return None
-
-    async def _load_tokenizer(self) -> TokenizerProcess:
-        tokenizer = await _in_event_loop(self._started_tokenizer)
-        try:
-            await tokenizer.load()
-            if self._closed:
-                raise EngineDeadError(DEAD)
-        except BaseException:
-            tokenizer.close()
-            raise
-        self._tokenizer = tokenizer
-        return tokenizer
-
     def _on_outputs(self, engine: int, deltas: Sequence[TokenDelta], report: StepReport | None) -> None:
         if self._router is not None and len(self.engines) > 1:
             for delta in deltas:
@@ -524,18 +466,3 @@ class AsyncLLM:
 
 async def _nothing() -> None:
     """Return nothing, in place of a result that is not needed."""
-
-
-def _in_event_loop(future: Future[_T]) -> asyncio.Future[_T]:
-    """Return a future of the running event loop for a thread's result. Cancelling it does not affect the thread."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[_T] = loop.create_future()
-
-    def pass_on(done: Future[_T]) -> None:
-        error = done.exception()
-        assert error is None or isinstance(error, Exception)
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(resolve, result, done.result() if error is None else error)
-
-    future.add_done_callback(pass_on)
-    return result

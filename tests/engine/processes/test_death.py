@@ -74,7 +74,7 @@ def test_a_restarted_engine_uses_the_same_files(make_llm: Any, monkeypatch: pyte
         llm = make_llm()
         await llm.load()
         locate = Mock(side_effect=AssertionError("the model is located again"))
-        monkeypatch.setattr("stoker_engine.async_llm.locate_model", locate)
+        monkeypatch.setattr("stoker_engine.processes.model_files.locate_model", locate)
         os.kill(llm.engines[0].process.pid, signal.SIGKILL)
         await asyncio.wait_for(llm.wait_dead(), 60)
         await llm.load()
@@ -230,7 +230,7 @@ def test_death_or_stop_while_loading_ends_the_load(make_llm: Any, signum: signal
 def test_death_during_the_download_ends_the_load(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads = threading.Event()
     monkeypatch.setattr(
-        "stoker_engine.async_llm.locate_model", lambda _: downloads.set() or threading.Event().wait(300)
+        "stoker_engine.processes.model_files.locate_model", lambda _: downloads.set() or threading.Event().wait(300)
     )
 
     async def run() -> None:
