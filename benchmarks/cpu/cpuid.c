@@ -1,7 +1,7 @@
 // Answers for patched CPUID instructions (restrict.py): those of the processor without the bits of CLEAR.
 //
 // CLEAR, defined on the compiler's command line, has the bits to clear in EAX, EBX, ECX and EDX for leaf 7, subleaves 0
-// and 1. PATCH is the first of the two equal bytes that replace the instruction.
+// and 1. PATCH is the byte that, twice, replaces the instruction.
 
 #define _GNU_SOURCE
 #include <cpuid.h>

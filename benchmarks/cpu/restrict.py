@@ -25,7 +25,7 @@ RESTRICTIONS: Final = ("avx2", "avx2-vnni", "avx512", "avx512-vnni")
 _EAX, _EBX, _ECX, _EDX = range(4)
 #: Subleaf of CPUID's leaf 7, register and bit of AVX-512, AMX and later vector features, by the names that Linux has or
 #: would have. From Intel's Software Developer's Manual, volume 2A, "CPUID".
-_FEATURES: Final = {
+FEATURES: Final = {
     "avx512f": (0, _EBX, 16), "avx512dq": (0, _EBX, 17), "avx512ifma": (0, _EBX, 21), "avx512cd": (0, _EBX, 28),
     "avx512bw": (0, _EBX, 30), "avx512vl": (0, _EBX, 31), "avx512vbmi": (0, _ECX, 1), "avx512_vbmi2": (0, _ECX, 6),
     "avx512_vnni": (0, _ECX, 11), "avx512_bitalg": (0, _ECX, 12), "avx512_vpopcntdq": (0, _ECX, 14),
@@ -111,7 +111,7 @@ def cleared(isa: str) -> list[list[int]]:
 
     [needs] = [each.needs for each in isas() if each.name == isa]
     masks = [[0] * 4, [0] * 4]
-    for feature, (subleaf, register, bit) in _FEATURES.items():
+    for feature, (subleaf, register, bit) in FEATURES.items():
         if feature not in needs:
             masks[subleaf][register] |= 1 << bit
     return masks

@@ -93,9 +93,8 @@ def test_endpoint_of_two_workloads_is_created_reported_and_deleted(
 
     def lacks_one() -> Any:
         serve(kube, ns, "demo-prefill-worker-1")
-        return "1 of 2 replicas are ready with the newest spec, 3 of 4 pods are ready" in kube.condition(
-            ns, "demo"
-        ).get("message", "")
+        message = kube.condition(ns, "demo").get("message", "")
+        return "1 of 2 replicas are ready with the newest spec, 3 of 4 pods are ready" in message
 
     eventually(lacks_one, "the message counts replicas and pods")
     selector = kube.get(f"/api/v1/namespaces/{ns}/services/demo")["spec"]["selector"]

@@ -296,7 +296,7 @@ def test_restricted_libraries_see_only_the_features_of_an_instruction_set(
 def test_an_instruction_set_keeps_what_it_needs(isa: str) -> None:
     [needs] = [each.needs for each in isas() if each.name == isa]
     masks = restrict.cleared(isa)
-    for feature, (subleaf, register, bit) in restrict._FEATURES.items():
+    for feature, (subleaf, register, bit) in restrict.FEATURES.items():
         assert (masks[subleaf][register] >> bit & 1) == (feature not in needs)
     avx2, this = (restrict.cleared(each) for each in ("avx2", isa))
     assert all(
